@@ -1,0 +1,1 @@
+"""Object stores: one contract, many places to keep bytes."""
