@@ -21,11 +21,17 @@ class TrainarchiveError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        """Return ``where: what (hint)``, always one line."""
+        """Return ``where: what (hint)``, always one line and safe to print.
+
+        Names of files come from hostile users: what could steer a terminal, or is no text, is escaped.
+        """
         text = f"{self.where}: {self.what}" if self.where else self.what
         if self.hint:
             text += f" ({self.hint})"
-        return " ".join(text.split())
+        line = " ".join(text.split())
+        if line.isprintable():
+            return line
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 class SettingsError(TrainarchiveError):

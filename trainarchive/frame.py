@@ -39,11 +39,17 @@ class Frame(msgspec.Struct, frozen=True):
         if self.gap:
             raise DamagedError(f"bytes {self.offset}-{self.end} are a gap: {self.gap}")
         try:
-            raw = _decompressor().decompress(self.data, max_output_size=MAX_RAW)
+            # The header is looked at first: decompress() allocates whatever size it claims.
+            claimed = zstandard.get_frame_parameters(self.data)
+            if claimed.content_size != self.length or not 0 < self.length <= MAX_RAW:
+                raise DamagedError(
+                    f"frame at offset {self.offset} claims {claimed.content_size} bytes, not {self.length}"
+                )
+            if not claimed.has_checksum:
+                raise DamagedError(f"frame at offset {self.offset} has no checksum")
+            raw: bytes = _decompressor().decompress(self.data, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise DamagedError(f"frame at offset {self.offset} does not decompress: {error}") from error
-        if len(raw) != self.length:
-            raise DamagedError(f"frame at offset {self.offset} holds {len(raw)} bytes, not {self.length}")
         return raw
 
 

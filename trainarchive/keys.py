@@ -12,16 +12,29 @@ Level 0 has a prefix of its own: it is deleted once a later part replaces it, so
 may cover it.
 """
 
-from trainarchive.run import Lane, RunKey
+import re
+
+from trainarchive.errors import TrainarchiveError
+from trainarchive.run import Lane, RunKey, is_safe_name
 
 LIVE = "live/"
 RUNS = "runs/"
 ALIAS = "alias/"
 
+_ALIAS = re.compile(r"[0-9]{1,18}[_+][0-9]{0,18}")
+_EPOCH = re.compile(r"[A-Za-z0-9]{1,64}")
+_STREAM_ID = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?")
+_DIGEST = re.compile(r"[0-9a-f]{32,}")
+
 
 def live_prefix(run: RunKey) -> str:
     """Prefix of all level-0 segments of a run, whatever its generation."""
     return f"{LIVE}{run.cluster}/{run.job_id}.{run.attempt}/"
+
+
+def live_cluster_prefix(cluster: str) -> str:
+    """Prefix whose children are the runs of a cluster that have level-0 segments: ``<job>.<attempt>/``."""
+    return f"{LIVE}{cluster}/"
 
 
 def lane_prefix(lane: Lane) -> str:
@@ -32,19 +45,34 @@ def lane_prefix(lane: Lane) -> str:
 def segment_key(lane: Lane, epoch: str, first: str, last: str, digest: str) -> str:
     """Key of one level-0 segment: stream ids ``first`` to ``last`` of that epoch, and the body's digest.
 
-    The padded ids make keys sort in stream order within an epoch.
+    The padded ids make keys sort in stream order within an epoch. Raises TrainarchiveError for
+    what cannot be an epoch, a stream id or a digest: a node may have written it.
     """
-    return f"{lane_prefix(lane)}{epoch}-{_padded(first)}-{_padded(last)}-{digest[:16]}.seg"
+    if not _EPOCH.fullmatch(epoch):
+        raise TrainarchiveError("not an epoch", where=repr(epoch[:100]))
+    return f"{lane_prefix(lane)}{epoch}-{_padded(first)}-{_padded(last)}-{_hex(digest)[:16]}.seg"
 
 
 def lane_of_segment(key: str) -> Lane:
-    """Return the lane that a level-0 segment key belongs to."""
+    """Return the lane that a level-0 segment key belongs to; raise TrainarchiveError for other keys."""
+    if not (key.startswith(LIVE) and key.endswith(".seg")):
+        raise TrainarchiveError("not a level-0 segment's key", where=key)
     return Lane.parse(key.removeprefix(LIVE).rpartition("/")[0])
 
 
 def run_prefix(run: RunKey) -> str:
     """Prefix of everything permanent of a run."""
     return f"{RUNS}{run}/"
+
+
+def cluster_prefix(cluster: str) -> str:
+    """Prefix whose children are a cluster's runs: ``<job>.<attempt>[~generation]/``."""
+    return f"{RUNS}{cluster}/"
+
+
+def job_prefix(cluster: str, job_id: int) -> str:
+    """Prefix whose children are one job's attempts and generations: ``<attempt>[~generation]/``."""
+    return f"{RUNS}{cluster}/{job_id}."
 
 
 def manifest_prefix(run: RunKey) -> str:
@@ -59,12 +87,24 @@ def manifest_key(run: RunKey, number: int) -> str:
 
 def part_key(run: RunKey, digest: str) -> str:
     """Key of a part that replaces level-0 segments."""
-    return f"{run_prefix(run)}parts/{digest[:32]}.seg"
+    return f"{run_prefix(run)}parts/{_hex(digest)[:32]}.seg"
 
 
 def alias_prefix(cluster: str, alias: str) -> str:
-    """Prefix of the markers that lead from ``111_2`` or ``200+1`` to run keys."""
+    """Prefix of the markers that lead from ``111_2`` or ``200+1`` (or a begun ``111_``) to run keys.
+
+    Raises TrainarchiveError for anything else.
+    """
+    if not (is_safe_name(cluster) and _ALIAS.fullmatch(alias)):
+        raise TrainarchiveError(
+            "not an array task or het component", where=f"{cluster}/{alias}", hint="like 111_2, 200+1"
+        )
     return f"{ALIAS}{cluster}/{alias}/"
+
+
+def parts_prefix(run: RunKey) -> str:
+    """Prefix of a run's parts."""
+    return f"{run_prefix(run)}parts/"
 
 
 def alias_key(cluster: str, alias: str, run: RunKey) -> str:
@@ -73,5 +113,14 @@ def alias_key(cluster: str, alias: str, run: RunKey) -> str:
 
 
 def _padded(stream_id: str) -> str:
-    milliseconds, _, sequence = stream_id.partition("-")
-    return f"{int(milliseconds):015d}.{int(sequence or 0):06d}"
+    """Pad for 64 bits each: while its clock stands behind, Redis counts the second number up and up."""
+    found = _STREAM_ID.fullmatch(stream_id)
+    if found is None:
+        raise TrainarchiveError("not a stream id", where=repr(stream_id[:100]))
+    return f"{int(found[1]):020d}.{int(found[2] or 0):020d}"
+
+
+def _hex(digest: str) -> str:
+    if not _DIGEST.fullmatch(digest):
+        raise TrainarchiveError("not a digest of 32 or more hex digits", where=repr(digest[:100]))
+    return digest

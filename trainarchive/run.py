@@ -8,11 +8,12 @@ from typing import Self
 
 import msgspec
 
-from trainarchive.errors import TrainarchiveError
+from trainarchive.errors import DamagedError, TrainarchiveError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,63}")
-_RUN_KEY = re.compile(r"(?P<cluster>[^/]+)/(?P<job>\d+)\.(?P<attempt>\d+)(?:~(?P<generation>\d+))?")
+_NUMBER = "(?:0|[1-9][0-9]{0,17})"
+_RUN_KEY = re.compile(rf"([^/]+)/({_NUMBER})\.({_NUMBER})(?:~([1-9][0-9]{{0,17}}))?")
 
 
 def is_safe_name(name: str) -> bool:
@@ -32,6 +33,13 @@ class RunKey(msgspec.Struct, frozen=True, order=True):
     attempt: int = 0
     generation: int = 0
 
+    def __post_init__(self) -> None:
+        """Refuse what could reach outside its place in keys."""
+        if not is_safe_name(self.cluster):
+            raise TrainarchiveError("not a cluster's name", where=repr(self.cluster), hint="letters, digits and . _ -")
+        if min(self.job_id, self.attempt, self.generation) < 0:
+            raise TrainarchiveError("job, attempt and generation are not below 0", where=str(self))
+
     def __str__(self) -> str:
         """Return the text form that ``parse`` reads."""
         tail = f"~{self.generation}" if self.generation else ""
@@ -39,11 +47,11 @@ class RunKey(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the text form; raise TrainarchiveError for anything else."""
+        """Read the text form and no other spelling of it; raise TrainarchiveError for anything else."""
         found = _RUN_KEY.fullmatch(text)
-        if found is None or not is_safe_name(found["cluster"]):
+        if found is None or not is_safe_name(found[1]):
             raise TrainarchiveError("not a run key", where=text, hint="a run key looks like cluster/123.0")
-        return cls(found["cluster"], int(found["job"]), int(found["attempt"]), int(found["generation"] or 0))
+        return cls(found[1], int(found[2]), int(found[3]), int(found[4] or 0))
 
 
 class Lane(msgspec.Struct, frozen=True, order=True):
@@ -60,8 +68,8 @@ class Lane(msgspec.Struct, frozen=True, order=True):
 
     def __post_init__(self) -> None:
         """Refuse names that could reach outside their place in keys."""
-        if not (is_safe_name(self.run.cluster) and is_safe_name(self.node) and _TOKEN.fullmatch(self.token)):
-            raise TrainarchiveError("cluster, node or token has characters that keys cannot hold", where=repr(self))
+        if not (is_safe_name(self.node) and _TOKEN.fullmatch(self.token)):
+            raise TrainarchiveError("node or token has characters that keys cannot hold", where=repr(self))
 
     @property
     def name(self) -> str:
@@ -126,7 +134,7 @@ class Gap(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One file that a run writes, as one node sees it.
+    r"""One file that a run writes, as one node sees it.
 
     ``path`` is for people: bytes that are not UTF-8 stand as ``\\xNN``; the exact bytes are
     then in ``path_base64``. ``rank`` is the global rank, ``None`` where many ranks share the
@@ -152,8 +160,13 @@ class Source(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def path_bytes(self) -> bytes:
-        """The path exactly as the node knew it."""
-        return base64.b64decode(self.path_base64) if self.path_base64 else self.path.encode()
+        """The path exactly as the node knew it; raise DamagedError where ``path_base64`` is not base64."""
+        if not self.path_base64:
+            return self.path.encode()
+        try:
+            return base64.b64decode(self.path_base64, validate=True)
+        except ValueError as error:
+            raise DamagedError(f"path_base64 is not base64: {error}", where=self.id) from error
 
 
 def path_fields(path: bytes | str) -> dict[str, str]:

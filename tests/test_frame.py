@@ -1,0 +1,161 @@
+"""Frames: any bytes come back, and nothing else does."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainarchive.errors import DamagedError
+from trainarchive.frame import MAX_RAW, Frame, Framer, gap_frame
+
+PLAIN = zstandard.ZstdCompressor(level=1, write_checksum=True, write_content_size=True)
+
+
+def _framed(raw: bytes, offset: int = 7) -> Frame:
+    return Framer().frame(offset, raw, 11, 13)
+
+
+def _swapped(frame: Frame, data: bytes) -> Frame:
+    return msgspec.structs.replace(frame, data=data)
+
+
+@given(st.binary(min_size=1, max_size=2000), st.integers(1, 20), st.integers(0, 2**53 - MAX_RAW))
+def test_round_trip(raw: bytes, times: int, offset: int) -> None:
+    """Any bytes at any offset come back."""
+    raw *= times
+    frame = Framer().frame(offset, raw, 1, 2)
+    assert frame.text() == raw
+    assert (frame.offset, frame.length, frame.end) == (offset, len(raw), offset + len(raw))
+
+
+@pytest.mark.parametrize("make", [bytes, bytearray, memoryview])
+def test_the_largest_frame(make: Callable[[bytes], bytes | bytearray | memoryview]) -> None:
+    """MAX_RAW bytes fit, from any kind of buffer."""
+    raw = bytes(range(256)) * (MAX_RAW // 256)
+    assert Framer().frame(0, make(raw), 1, 2).text() == raw
+
+
+@pytest.mark.parametrize("size", [0, MAX_RAW + 1])
+def test_other_sizes_are_refused(size: int) -> None:
+    """Nothing, and more than a frame holds, cannot be framed."""
+    with pytest.raises(ValueError, match="1 to"):
+        _framed(b"x" * size)
+
+
+@given(st.binary(min_size=1, max_size=60), st.integers(0), st.integers(0, 7))
+def test_a_flipped_bit(raw: bytes, at: int, bit: int) -> None:
+    """A damaged frame raises DamagedError; the one bit that zstd ignores does no harm."""
+    frame = _framed(raw)
+    data = bytearray(frame.data)
+    at %= len(data)
+    data[at] ^= 1 << bit
+    if (at, bit) == (4, 4):  # zstd's format calls it unused, and tells decoders not to look at it
+        assert _swapped(frame, bytes(data)).text() == raw
+    else:
+        with pytest.raises(DamagedError):
+            _swapped(frame, bytes(data)).text()
+
+
+@given(st.binary(min_size=1, max_size=300), st.integers(0), st.binary(min_size=1, max_size=9))
+def test_cut_or_longer(raw: bytes, at: int, more: bytes) -> None:
+    """Neither a part of a frame nor a frame with something behind it is taken for it."""
+    frame = _framed(raw)
+    for data in (frame.data[: at % len(frame.data)], frame.data + more, more + frame.data, frame.data * 2):
+        with pytest.raises(DamagedError):
+            _swapped(frame, data).text()
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes(data: bytes) -> None:
+    """Whatever stands in the place of a frame, the only error is DamagedError."""
+    with pytest.raises(DamagedError):
+        Frame(0, 5, 1, 2, data).text()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        zstandard.ZstdCompressor(write_checksum=True, write_content_size=False).compress(b"hello"),
+        zstandard.ZstdCompressor(write_checksum=False, write_content_size=True).compress(b"hello"),
+        b"\x5a\x2a\x4d\x18\x00\x00\x00\x00",
+        PLAIN.compress(b"hell"),
+        PLAIN.compress(b"hello!"),
+        PLAIN.compress(b""),
+    ],
+    ids=["no size", "no checksum", "skippable", "shorter", "longer", "empty"],
+)
+def test_other_zstd_data(data: bytes) -> None:
+    """What is valid zstd, but not the frame of these five bytes, is damage."""
+    with pytest.raises(DamagedError):
+        Frame(0, 5, 1, 2, data).text()
+
+
+@pytest.mark.parametrize("length", [-1, 0, MAX_RAW + 1, 2**40])
+def test_lengths_that_no_frame_has(length: int) -> None:
+    """A frame that announces too much, and holds it, is damage too."""
+    data = PLAIN.compress(b"x" * min(max(length, 0), 2 * MAX_RAW))
+    with pytest.raises(DamagedError):
+        Frame(0, length, 1, 2, data).text()
+
+
+GREEDY = """
+    import resource, sys
+    from trainarchive.errors import DamagedError
+    from trainarchive.frame import Frame
+    size = 1 << int(sys.argv[1])
+    data = b"\\x28\\xb5\\x2f\\xfd" + b"\\xe4" + size.to_bytes(8, "little") + b"\\x01\\x00\\x00" + b"\\0" * 4
+    try:
+        Frame(0, size if sys.argv[2] == "same" else 5, 1, 2, data).text()
+    except DamagedError:
+        print("damaged", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 200_000)
+"""
+
+
+@pytest.mark.parametrize("size", ["29", "40", "62"])
+@pytest.mark.parametrize("length", ["same", "other"])
+def test_a_header_that_claims_much_gets_no_memory(size: str, length: str) -> None:
+    """The size in a hostile header is looked at before anything is allocated."""
+    program = "\n".join(line[4:] for line in GREEDY.splitlines())
+    ended = subprocess.run([sys.executable, "-c", program, size, length], capture_output=True, text=True, check=True)
+    assert ended.stdout == "damaged True\n"
+
+
+def test_a_gap_has_no_text() -> None:
+    """A gap tells which bytes are lost, and why."""
+    gap = gap_frame(5, 2**40, 1, 2, "disk full")
+    assert (gap.offset, gap.end, gap.data) == (5, 2**40, b"")
+    with pytest.raises(DamagedError, match="5-1099511627776 are a gap: disk full"):
+        gap.text()
+
+
+def test_threads_read_at_once() -> None:
+    """Each thread has its own decompressor."""
+    frames = [(_framed(raw), raw) for raw in (bytes([number]) * 50_000 for number in range(16))]
+    wrong: list[int] = []
+
+    def read() -> None:
+        for turn in range(200):
+            frame, raw = frames[turn % len(frames)]
+            if frame.text() != raw:
+                wrong.append(turn)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_the_same_bytes_make_the_same_frame() -> None:
+    """A framer carries nothing over from one frame to the next."""
+    framer = Framer()
+    first = framer.frame(0, b"one two three" * 99, 1, 2)
+    framer.frame(0, b"other", 1, 2)
+    assert framer.frame(0, b"one two three" * 99, 1, 2) == first == Framer().frame(0, b"one two three" * 99, 1, 2)

@@ -1,0 +1,79 @@
+"""What fetch, ls and show begin with: the archive that the settings name, and the options that name a job."""
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+import msgspec
+
+from trainarchive import embedded
+from trainarchive import settings as settings_module
+from trainarchive.errors import UnavailableError
+from trainarchive.reading import RunView, Wanted, find
+from trainarchive.settings import Settings
+from trainarchive.store import open_store
+from trainarchive.store.contract import Store
+from trainarchive.stream import Stream
+
+MIB = 1024 * 1024
+
+
+class Archive(msgspec.Struct, frozen=True):
+    """Settings, the store, and the log Redis, which is None where it cannot even be named."""
+
+    settings: Settings
+    store: Store
+    stream: Stream | None
+
+    def find(self, job: "Job") -> list[RunView]:
+        """Return a job's runs as ``reading.find`` does, this cluster's where several have such a job."""
+        wanted = msgspec.structs.replace(job.wanted, home=self.settings.cluster)
+        return find(self.store, self.stream, job.name, wanted)
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A job as the command line names it."""
+
+    name: str
+    wanted: Wanted
+
+
+@contextmanager
+def open_archive(obj: object) -> Iterator[Archive]:
+    """Give what settings and the options before the verb (``obj``) name; nothing is asked of anything yet."""
+    settings = settings_module.load(os.environ, home=getattr(obj, "home", None), config=getattr(obj, "config", None))
+    store = open_store(settings)
+    try:
+        url, _ = embedded.resolve_urls(settings)
+    except UnavailableError:
+        yield Archive(settings, store, None)
+        return
+    stream = Stream(url, timeout_s=settings.log.timeout_s, max_pending=settings.log.max_pending_mib * MIB)
+    try:
+        yield Archive(settings, store, stream)
+    finally:
+        stream.close()
+
+
+def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the argument and the options that say which runs of which job are meant: ``job``, a ``Job``."""
+
+    @functools.wraps(command)
+    def with_job(*args: Any, name: str, cluster: str, attempt: int | None, all_attempts: bool, **others: Any) -> Any:
+        if attempt is not None and all_attempts:
+            raise click.UsageError("--attempt and --all-attempts exclude each other")
+        job = Job(name, Wanted(cluster=cluster, attempt=attempt, all_attempts=all_attempts))
+        return command(*args, job=job, **others)
+
+    decorated: Callable[..., Any] = with_job
+    for option in (
+        click.option("--all-attempts", is_flag=True, help="Every attempt of the job, not only the newest."),
+        click.option("--attempt", type=click.IntRange(0), metavar="N", help="This attempt (Slurm's restart count)."),
+        click.option("--cluster", default="", metavar="NAME", help="Look in this cluster only."),
+        click.argument("name", metavar="JOBID"),
+    ):
+        decorated = option(decorated)
+    return decorated

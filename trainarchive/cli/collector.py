@@ -1,0 +1,39 @@
+"""``trainarchive collector``: a node's daemon. Imports nothing heavy: it runs on every compute node."""
+
+import logging
+import os
+import signal
+import sys
+from types import FrameType
+
+import click
+
+from trainarchive import embedded
+from trainarchive import settings as settings_module
+from trainarchive.collector import Collector
+from trainarchive.stream import Stream
+
+MIB = 1024 * 1024
+
+
+@click.command("collector")
+@click.pass_obj
+def command(obj: object) -> None:
+    """Follow every run's output on this node and stream it off the node.
+
+    Runs until SIGTERM or SIGINT. Nothing is lost by a stop, graceful or not: a later start goes
+    on where this one was. Several can run on one machine, each with its own [node] name, spool
+    and state.
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    settings = settings_module.load(os.environ, home=getattr(obj, "home", None), config=getattr(obj, "config", None))
+    url, _ = embedded.resolve_urls(settings)
+    stream = Stream(url, timeout_s=settings.log.timeout_s, max_pending=settings.log.max_pending_mib * MIB)
+    collector = Collector(settings, stream)
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        collector.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    collector.run()

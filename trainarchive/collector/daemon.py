@@ -1,0 +1,202 @@
+"""The collector's loop: notices, discovery, reading, and exchanges with Redis, all in one thread.
+
+Only the uplink's thread waits for the network, and watchdog's for the kernel; both wake the loop.
+"""
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Iterable
+
+from trainarchive import processes
+from trainarchive.collector.flow import Held
+from trainarchive.collector.followed import MIB, Followed
+from trainarchive.collector.keeper import Keeper, Shared
+from trainarchive.collector.lanes import Lanes
+from trainarchive.collector.saved import Phase
+from trainarchive.collector.sending import Sending
+from trainarchive.collector.uplink import Uplink
+from trainarchive.collector.watching import Watching
+from trainarchive.errors import TrainarchiveError
+from trainarchive.frame import Framer
+from trainarchive.holder import Holder
+from trainarchive.settings import Settings
+from trainarchive.stream import Stream
+from trainarchive.tail import BUFFER_SIZE
+
+log = logging.getLogger("trainarchive.collector")
+
+LOOK_S = 5.0
+"""The spool is looked at this often even when no event came: inotify can run out of watches."""
+SILENT_S = 1.0
+"""When Redis is silent for longer and memory is full, frames go to the spool."""
+STOP_WAIT_S = 3.0
+
+
+class Collector:
+    """``run`` until ``stop`` is called; ``tick`` is one turn of the loop."""
+
+    def __init__(self, settings: Settings, stream: Stream) -> None:
+        limits = settings.collector
+        settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.held = Held(limits.spool_mib * MIB)
+        self._limits = limits
+        self._holder = Holder.start(settings.state)
+        self.lanes = Lanes(Shared(settings, self.held, self._holder, bytearray(BUFFER_SIZE)))
+        self.sending = Sending(self.lanes, limits)
+        self._scanner = processes.Scanner()
+        self._framer = Framer()
+        self._awake = threading.Event()
+        self._stopping = False
+        self._watching = Watching(settings.spool, self._awake.set)
+        self.uplink = Uplink(
+            stream,
+            stop_at_ratio=settings.log.stop_at_memory_ratio,
+            back_off_max_s=limits.back_off_max_s,
+            wake=self._awake.set,
+        )
+        self._heap: list[tuple[float, int, Keeper, Followed]] = []
+        self._count = itertools.count()
+        self.look_at = 0.0
+        self._save_at = 0.0
+        self._trouble = ""
+
+    # -- life ------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Go on from what an earlier life left, then turn until stopped."""
+        self._watching.start()
+        for keeper, followed in self.lanes.restore(time.monotonic()):
+            self._schedule(keeper, (followed,))
+        log.info("ready: %d runs", len(self.lanes.keepers))
+        while not self._stopping:
+            wait = self.tick(time.monotonic())
+            self._awake.wait(wait)
+            self._awake.clear()
+        self._end()
+
+    def stop(self) -> None:
+        """Ask for the end; safe in a signal handler."""
+        self._stopping = True
+        self._awake.set()
+
+    def _end(self) -> None:
+        """The files stay open in the holder, everything unsealed is read again by the next life."""
+        self._watching.stop()
+        self.uplink.close()
+        reply = self.uplink.collect(time.monotonic())
+        if reply is not None:
+            self.sending.apply(reply, time.monotonic())
+        self.lanes.stop()
+        self._holder.disconnect()
+        log.info("stopped")
+
+    # -- one turn --------------------------------------------------------------------------
+
+    def tick(self, now: float) -> float:
+        """Do what is due; return for how long (s) nothing will be, unless something wakes the loop."""
+        self._look(now)
+        reply = self.uplink.collect(now)
+        if reply is not None:
+            self.sending.apply(reply, now)
+        self._tell_trouble()
+        self._discover(now)
+        stalled = self._read(now)
+        for keeper in self.lanes:
+            keeper.check_drained()
+        for lane in self.lanes.finish():
+            self.sending.forget(lane)
+        sent = self._send(now)
+        if now >= self._save_at:
+            self._save_at = now + self._limits.state_every_s
+            self.lanes.save()
+        return self._rest(now, sent=sent, stalled=stalled)
+
+    def _look(self, now: float) -> None:
+        noticed, kicked = self._watching.collect()
+        if noticed or now >= self.look_at:
+            self.look_at = now + LOOK_S
+            for keeper, followed in self.lanes.take_notices(now):
+                self._schedule(keeper, (followed,))
+        for keeper in self.lanes:
+            if kicked and keeper.private_name in kicked:
+                keeper.clock.kick()
+
+    def _discover(self, now: float) -> None:
+        due = [keeper for keeper in self.lanes if keeper.phase is Phase.FOLLOWING and now >= keeper.clock.due]
+        if not due:
+            return
+        found = self._scanner.scan({keeper.lane.run.job_id: keeper.report.job.uid for keeper in due})
+        for keeper in due:
+            self._schedule(keeper, keeper.discover(found.get(keeper.lane.run.job_id, ()), now))
+
+    def _schedule(self, keeper: Keeper, fresh: Iterable[Followed]) -> None:
+        for followed in fresh:
+            heapq.heappush(self._heap, (followed.pace.due, next(self._count), keeper, followed))
+
+    def _read(self, now: float) -> bool:
+        """Read every file that is due; say whether reading waits for room."""
+        if self._no_room(now):
+            return True
+        heap = self._heap
+        while heap and heap[0][0] <= now:
+            due, _, keeper, followed = heapq.heappop(heap)
+            if followed.tail is None or due != followed.pace.due:
+                continue
+            followed.read(now, self._framer)
+            self.sending.wants(keeper, followed)
+            if followed.tail is None:
+                keeper.let_go(followed)
+            else:
+                heapq.heappush(heap, (followed.pace.due, next(self._count), keeper, followed))
+            if self.held.memory >= self._limits.memory_mib * MIB:
+                return True
+        return False
+
+    def _no_room(self, now: float) -> bool:
+        if self.held.memory < self._limits.memory_mib * MIB:
+            return False
+        down_since = self.uplink.down_since
+        if down_since is None or now - down_since < SILENT_S:
+            return True
+        try:
+            for keeper in self.lanes:
+                for followed in keeper.followed.values():
+                    for flow in followed.flows:
+                        flow.spill()
+        except TrainarchiveError as error:
+            self._say(f"{error}: reading waits for Redis")
+            return True
+        return False
+
+    def _send(self, now: float) -> bool:
+        if not self.uplink.idle(now):
+            return True
+        request = self.sending.request(now)
+        if not request:
+            return False
+        for lane in {append.lane for append in request.appends}:
+            self.lanes.keepers[lane].save_starts()
+        self.uplink.submit(request)
+        return True
+
+    def _rest(self, now: float, *, sent: bool, stalled: bool) -> float:
+        times = [self.look_at]
+        if self._heap and not stalled:
+            times.append(self._heap[0][0])
+        if not sent:
+            times.append(self.sending.next_time())
+        elif self.uplink.next_try > now:
+            times.append(self.uplink.next_try)
+        times.extend(keeper.clock.due for keeper in self.lanes if keeper.phase is Phase.FOLLOWING)
+        return min(max(0.0, min(times) - time.monotonic()), LOOK_S)
+
+    def _tell_trouble(self) -> None:
+        if self.uplink.trouble != self._trouble:
+            self._trouble = self.uplink.trouble
+            self._say(self._trouble or "Redis answers again")
+
+    def _say(self, text: str) -> None:
+        log.warning("%s", text)

@@ -1,0 +1,79 @@
+"""What a collector keeps on disk of each lane, so that another life of it goes on where this one was.
+
+One directory a lane, ``state.json`` in it, beside the spools. Only sealed offsets are kept:
+whatever is above them is asked of Redis, or read again.
+"""
+
+import os
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from trainarchive.errors import DamagedError
+from trainarchive.run import LaneReport, Source
+from trainarchive.tail import Saved
+
+FILE = "state.json"
+
+
+class Phase(StrEnum):
+    """Of a lane on its node: files are followed; are being let go; all their bytes are sent."""
+
+    FOLLOWING = "following"
+    CLOSING = "closing"
+    DRAINED = "drained"
+
+
+class SavedFlow(msgspec.Struct, frozen=True):
+    """One generation: below ``sealed`` it is in the store; ``ended``: nothing more is read for it."""
+
+    generation: int
+    sealed: int
+    position: int
+    ended: bool
+
+
+class SavedSource(msgspec.Struct, frozen=True):
+    """One source. ``let_go``: its file is closed and what was not sealed then is in the spool."""
+
+    source: Source
+    tail: Saved | None
+    let_go: bool
+    flows: tuple[SavedFlow, ...]
+
+
+class SavedLane(msgspec.Struct, frozen=True):
+    """One lane; ``notices`` are the names of the notice files that belong to it."""
+
+    version: int
+    lane: str
+    report: LaneReport
+    phase: Phase
+    notices: tuple[str, ...]
+    sources: tuple[SavedSource, ...]
+
+
+def save(directory: Path, saved: SavedLane, *, durable: bool) -> None:
+    """Replace the state file in one step. ``durable`` also survives a power cut."""
+    temporary = directory / (FILE + ".new")
+    with temporary.open("wb") as file:
+        file.write(msgspec.json.encode(saved))
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    temporary.replace(directory / FILE)
+
+
+def load(directory: Path) -> SavedLane | None:
+    """Return what was saved, None where nothing was; raise DamagedError for what cannot be read."""
+    path = directory / FILE
+    try:
+        saved = msgspec.json.decode(path.read_bytes(), type=SavedLane)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise DamagedError(
+            str(error), where=str(path), hint="the lane is read again from its files' beginning"
+        ) from error
+    return saved

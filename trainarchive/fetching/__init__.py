@@ -1,0 +1,13 @@
+"""Fetching: a run's files, written below a directory of the user's as they were on their nodes.
+
+======== ==============================================================
+naming   which file of the run gets which name
+folder   writing below a directory, and never outside it
+copying  the files themselves, checked, with what is missing told
+======== ==============================================================
+"""
+
+from trainarchive.fetching.copying import Advance, Copied, FetchedFile, MissingBytes, Selection, fetch, select
+from trainarchive.fetching.folder import Folder
+
+__all__ = ["Advance", "Copied", "FetchedFile", "Folder", "MissingBytes", "Selection", "fetch", "select"]

@@ -1,0 +1,272 @@
+"""Copying a run's files out of the archive: checked against its digests, with every gap told.
+
+Where bytes are missing the file holds what is there, in order, without filling: a stretch of NUL
+bytes would look like output. Which bytes are missing stands in ``GAPS.txt`` and in the report.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from trainarchive.errors import NotFoundError
+from trainarchive.fetching.folder import Draft, Folder
+from trainarchive.fetching.naming import GAPS, MANIFEST, Name, damaged_name, names_of, shown
+from trainarchive.manifest import Generation, Manifest, SourceEntry
+from trainarchive.reading import DAMAGED, RunView
+from trainarchive.run import Gap, Source
+
+Advance = Callable[[int], None]
+"""Called with the number of bytes that were just dealt with."""
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """Which files: all that match each of what is given. ``ranks``: (first, last); ``nodes``: globs."""
+
+    ranks: tuple[tuple[int, int], ...] = ()
+    nodes: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+
+    def has(self, source: Source) -> bool:
+        """Say whether ``source`` is wanted. A file that ranks share has no rank, and is not where ranks are given."""
+        return (
+            self.has_node(source.node)
+            and self.has_rank(source.rank)
+            and (not self.kinds or source.kind.value in self.kinds)
+        )
+
+    def has_node(self, node: str) -> bool:
+        """Say whether files of ``node`` are wanted."""
+        return not self.nodes or any(fnmatchcase(node, pattern) for pattern in self.nodes)
+
+    def has_rank(self, rank: int | None) -> bool:
+        """Say whether files of ``rank`` are wanted."""
+        return not self.ranks or (rank is not None and any(first <= rank <= last for first, last in self.ranks))
+
+    def missed_ranks(self, sources: Iterable[Source]) -> bool:
+        """Say whether a rank that is wanted, if ranks are, has no file."""
+        have = {source.rank for source in sources} - {None}
+        return not self.ranks or any(
+            sum(first <= rank <= last for rank in have if rank is not None) <= last - first
+            for first, last in self.ranks
+        )
+
+
+class FetchedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file. ``status``: written, skipped (it was there already), or damaged (``reason`` says how).
+
+    ``path`` is below the output directory; ``original`` is on the node. ``bytes`` and ``blake3``
+    are of the file as it is now.
+    """
+
+    path: str
+    original: str
+    source: str
+    generation: int
+    node: str
+    rank: int | None
+    kind: str
+    bytes: int
+    blake3: str
+    status: str
+    reason: str = ""
+
+
+class MissingBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes ``start`` to ``end`` of a file that are not in it, and why."""
+
+    path: str
+    source: str
+    generation: int
+    node: str
+    rank: int | None
+    start: int
+    end: int
+    reason: str
+
+
+class Copied(msgspec.Struct, frozen=True, kw_only=True):
+    """What one fetch of one run did. ``missing_nodes`` may have written what nobody knows of."""
+
+    run: str
+    state: str
+    running: bool
+    complete: bool
+    directory: str
+    files: tuple[FetchedFile, ...]
+    gaps: tuple[MissingBytes, ...]
+    missing_nodes: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def damaged(self) -> tuple[FetchedFile, ...]:
+        """Files that are not what the manifest says."""
+        return tuple(file for file in self.files if file.status == "damaged")
+
+
+def select(view: RunView, selection: Selection) -> list[SourceEntry]:
+    """Return the sources that are wanted, node by node; raise NotFoundError where the run has none of them."""
+    chosen = [entry for entry in view.sources if selection.has(entry.source)]
+    if view.sources and not chosen:
+        raise NotFoundError("none of its files match", where=str(view.key), hint=_what_there_is(view.sources))
+    return sorted(chosen, key=lambda entry: (entry.source.node, entry.source.id))
+
+
+def fetch(view: RunView, folder: Folder, selection: Selection, progress: Advance = lambda _: None) -> Copied:
+    """Write the run's files that ``selection`` wants into ``folder``, and ``manifest.json`` and ``GAPS.txt``.
+
+    A file that is there whole is left as it is. One that turns out to be damaged is kept under
+    another name and told in the result; the others are fetched all the same. Raises
+    NotFoundError where nothing matches, UnavailableError where the store does not answer, and
+    TrainarchiveError where ``folder`` cannot be written; files that are whole by then stay.
+    """
+    names = names_of(view.sources)
+    files: list[FetchedFile] = []
+    gaps: list[MissingBytes] = []
+    for entry in select(view, selection):
+        for made in entry.generations or (Generation(0, 0, ""),):
+            copy = _Copy(view, folder, names, entry.source, made)
+            files.append(copy.run(progress))
+            gaps += copy.gaps
+    lost = _missing_nodes(view)
+    table = view.table()
+    _write_books(folder, table, _all_gaps(table, names, gaps), lost)
+    wanted = selection.missed_ranks(file.source for file in view.sources)
+    return Copied(
+        run=str(view.key),
+        state=view.state,
+        running=view.running,
+        complete=table.complete,
+        directory=str(folder.path),
+        files=tuple(files),
+        gaps=tuple(gaps),
+        missing_nodes=tuple(node for node in lost if wanted and selection.has_node(node)),
+        notes=view.notes,
+    )
+
+
+class _Copy:
+    """One generation of one source on its way into a file."""
+
+    def __init__(
+        self, view: RunView, folder: Folder, names: dict[tuple[str, int], Name], source: Source, made: Generation
+    ) -> None:
+        self.gaps: list[MissingBytes] = []
+        self._view = view
+        self._folder = folder
+        self._names = names
+        self._name = names[source.id, made.number]
+        self._source = source
+        self._made = made
+
+    def run(self, progress: Advance) -> FetchedFile:
+        """Copy, or leave what is there; return what there is then."""
+        made = self._made
+        size = made.size - sum(gap.end - gap.start for gap in made.gaps)
+        if made.blake3 and self._folder.holds(self._name, size, made.blake3):
+            self.gaps = [self._missing(gap) for gap in made.gaps]
+            progress(made.size)
+            return self._file(self._name, size, made.blake3, "skipped")
+        with self._folder.writing(self._name) as draft:
+            self._write(draft, progress)
+            reason = self._verdict(draft)
+            if reason:
+                draft.name = damaged_name(self._name, self._names.values())
+        return self._file(draft.name, draft.size, draft.digest, "damaged" if reason else "written", reason)
+
+    def _write(self, draft: Draft, progress: Advance) -> None:
+        if not self._made.size:
+            return
+        for item in self._view.chunks(self._source.id, self._made.number):
+            if isinstance(item, Gap):
+                self.gaps.append(self._missing(item))
+                progress(item.end - item.start)
+            else:
+                draft.write(item)
+                progress(len(item))
+
+    def _verdict(self, draft: Draft) -> str:
+        """Say what is wrong with the text, nothing if it is what the manifest says."""
+        for gap in self.gaps:
+            if gap.reason.startswith(DAMAGED):
+                return f"bytes {gap.start}-{gap.end}: {gap.reason.removeprefix(DAMAGED)}"
+        if self._made.blake3 and draft.digest != self._made.blake3:
+            return "the text does not have the digest in the manifest"
+        return ""
+
+    def _file(self, name: Name, size: int, digest: str, status: str, reason: str = "") -> FetchedFile:
+        source = self._source
+        return FetchedFile(
+            path=shown(name),
+            original=source.path,
+            source=source.id,
+            generation=self._made.number,
+            node=source.node,
+            rank=source.rank,
+            kind=source.kind.value,
+            bytes=size,
+            blake3=digest,
+            status=status,
+            reason=reason,
+        )
+
+    def _missing(self, gap: Gap) -> MissingBytes:
+        return _missing(self._name, self._source, gap)
+
+
+def _missing(name: Name, source: Source, gap: Gap) -> MissingBytes:
+    return MissingBytes(
+        path=shown(name),
+        source=source.id,
+        generation=gap.generation,
+        node=source.node,
+        rank=source.rank,
+        start=gap.start,
+        end=gap.end,
+        reason=gap.reason,
+    )
+
+
+def _missing_nodes(view: RunView) -> list[str]:
+    """Return the nodes that were not done when the books were closed."""
+    return [] if view.running else [entry.node for entry in view.nodes if entry.state != "drained"]
+
+
+def _all_gaps(table: Manifest, names: dict[tuple[str, int], Name], found: Sequence[MissingBytes]) -> list[MissingBytes]:
+    """Return the gaps of the whole run, with what was found on the way: GAPS.txt outlives one selection."""
+    known = {(gap.source, gap.generation, gap.start) for gap in found}
+    listed = [
+        _missing(names[entry.source.id, made.number], entry.source, gap)
+        for entry in table.sources
+        for made in entry.generations
+        for gap in made.gaps
+        if (entry.source.id, made.number, gap.start) not in known
+    ]
+    return sorted([*found, *listed], key=lambda gap: (gap.path, gap.start))
+
+
+def _write_books(folder: Folder, table: Manifest, gaps: Sequence[MissingBytes], lost: Sequence[str]) -> None:
+    with folder.writing(MANIFEST) as draft:
+        draft.write(msgspec.json.format(msgspec.json.encode(table), indent=2) + b"\n")
+    if not gaps and not lost:
+        folder.remove(GAPS)
+        return
+    with folder.writing(GAPS) as draft:
+        draft.write(b"What the run wrote and the archive does not have. Files hold what is there, without filling.\n")
+        for node in lost:
+            draft.write(
+                f"node {ascii(node)[1:-1]}: not done when the run was closed, its last output is not known\n".encode()
+            )
+        for gap in gaps:
+            where, why = ascii(gap.path)[1:-1], ascii(gap.reason)[1:-1]
+            draft.write(f"{where}: bytes {gap.start}-{gap.end} ({gap.end - gap.start} bytes): {why}\n".encode())
+
+
+def _what_there_is(entries: Sequence[SourceEntry]) -> str:
+    ranks = sorted({entry.source.rank for entry in entries if entry.source.rank is not None})
+    kinds = sorted({entry.source.kind.value for entry in entries})
+    nodes = {entry.source.node for entry in entries}
+    told = [f"{len(nodes)} nodes", f"kinds {', '.join(kinds)}"]
+    if ranks:
+        told.insert(0, f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else f"rank {ranks[0]}")
+    return "there are: " + "; ".join(told)

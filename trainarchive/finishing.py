@@ -1,0 +1,403 @@
+"""Finishing: when a run's nodes are done, or a deadline has passed, its manifest is written.
+
+What is true is read from the store: the segments and their indexes. The log Redis only says
+which lanes there are and whether their nodes are done. A lock keeps workers from doing the same
+work, but nothing depends on it: the manifest's number, put if absent, is the fence. Killed
+between any two steps and run again, it comes to the same end.
+"""
+
+import contextlib
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from trainarchive import generations, hosts, keys, manifest, sealing, shelf, states
+from trainarchive.contents import Contents, source_entries
+from trainarchive.coverage import Name
+from trainarchive.errors import NotFoundError, TrainarchiveError, UnavailableError
+from trainarchive.frame import MAX_OFFSET
+from trainarchive.manifest import Manifest, NodeEntry
+from trainarchive.run import Lane, LaneReport, RunKey, Source
+from trainarchive.sealing import MIB, Hook, no_hook
+from trainarchive.settings import Settings
+from trainarchive.shelf import Shelved
+from trainarchive.store.contract import Store
+from trainarchive.stream import LaneStatus, State, Stream
+
+TRIES = 8
+ENDED_SEEN = "ended-seen"
+"""In a lane's control: when (Redis' clock, Unix s) the sweep first saw that its node was done."""
+FINISHED = "finished"
+"""In a lane's control: ``<state> <when>`` of the last finish that could not let the lane go."""
+MAX_ALIASES = 16
+
+_log = logging.getLogger(__name__)
+
+
+class Live(msgspec.Struct, frozen=True):
+    """A lane as the log Redis knows it."""
+
+    status: LaneStatus
+    report: LaneReport
+    sources: dict[str, Source]
+
+    @property
+    def drained(self) -> bool:
+        """Whether the node is done and all that it sent is sealed."""
+        return self.status.state is not State.OPEN and self.status.entries == 0
+
+
+class _Group(msgspec.Struct, frozen=True):
+    """One generation of the run: its lanes, those of them that Redis knows, and its newest manifest."""
+
+    run: RunKey
+    lanes: tuple[Lane, ...]
+    live: dict[Lane, Live]
+    previous: Manifest | None
+
+
+def finish(stream: Stream, store: Store, run: RunKey, config: Settings, *, at: Hook = no_hook) -> tuple[Manifest, ...]:
+    """Write what is due of the manifests of ``run`` (generation 0: a lane's run); return the newest ones.
+
+    One a generation, mostly one at all; none where another worker is at it, or a node is still
+    busy and the deadline has not passed. Nothing is written where nothing changed.
+    """
+    token = secrets.token_hex(8)
+    lock = f"finish/{run}"
+    if not stream.lock(lock, token, config.seal.lease_s):
+        return ()
+
+    def step(name: str) -> None:
+        stream.lock(lock, token, config.seal.lease_s)
+        at(name)
+
+    try:
+        return _Finish(stream, store, run, config, step).all()
+    finally:
+        with contextlib.suppress(UnavailableError):
+            stream.unlock(lock, token)
+
+
+def ended_at(status: LaneStatus, report: LaneReport) -> float | None:
+    """When the lane's node was done with its job (Redis' clock, Unix s), None while it is not.
+
+    The sweep's own mark is believed first: it does not depend on the node's clock.
+    """
+    mark = status.control.get(ENDED_SEEN, "")
+    with contextlib.suppress(ValueError):
+        return float(mark)
+    told = [moment - report.skew_s for moment in (report.drained_at, report.job.ended) if moment > 0]
+    if told:
+        return min(told)
+    return status.opened if status.state is not State.OPEN else None
+
+
+def expected_nodes(reports: Iterable[LaneReport]) -> tuple[str, ...]:
+    """Return the nodes that the run has by what most of its nodes say; none where nobody says it usably."""
+    said = Counter(report.job.nodes for report in reports if report.job.nodes)
+    for expression, _ in sorted(said.items(), key=lambda item: (-item[1], item[0])):
+        try:
+            return hosts.expand(expression)
+        except TrainarchiveError as error:
+            _log.warning("%s", error)
+    return ()
+
+
+class _Finish:
+    """One finish of one run key."""
+
+    def __init__(self, stream: Stream, store: Store, run: RunKey, config: Settings, step: Hook) -> None:
+        self._stream = stream
+        self._store = store
+        self._run = run
+        self._config = config
+        self._step = step
+        self._now, _ = stream.now()
+
+    def all(self) -> tuple[Manifest, ...]:
+        done: dict[RunKey, Manifest] = {}
+        problem: TrainarchiveError = UnavailableError("its manifests change faster than they are read")
+        for _ in range(TRIES):
+            try:
+                groups = self._groups()
+                again = False
+                for group in groups:
+                    if group.run not in done and self._is_due(group):
+                        written = self._group(group)
+                        again = again or written is None
+                        if written is not None:
+                            done[group.run] = written
+            except NotFoundError as error:
+                # A part that another worker's manifest replaced is gone: begin again from that manifest.
+                problem = error
+                continue
+            if not again:
+                return tuple(done.values())
+        raise problem
+
+    # -- what there is ---------------------------------------------------------------------
+
+    def _groups(self) -> list[_Group]:
+        live = {
+            lane: found for lane in set(self._stream.lanes()) if lane.run == self._run and (found := self._look(lane))
+        }
+        known = {
+            run.generation: manifest.newest(self._store, run) for run in manifest.generations(self._store, self._run)
+        }
+        books = {number: found for number, found in known.items() if found is not None}
+        reports: dict[Lane, LaneReport | None] = {
+            each.lane: None for each in shelf.level0(self._store, self._run) if each.lane is not None
+        }
+        reports |= {lane: each.report for lane, each in live.items()}
+        self._step("listed")
+        return [
+            _Group(
+                msgspec.structs.replace(self._run, generation=number),
+                tuple(lanes),
+                {lane: live[lane] for lane in lanes if lane in live},
+                books.get(number),
+            )
+            for number, lanes in sorted(generations.assign(reports, books).items())
+        ]
+
+    def _look(self, lane: Lane) -> Live | None:
+        try:
+            status, about = self._stream.status(lane), self._stream.about(lane)
+        except UnavailableError:
+            raise
+        except TrainarchiveError as error:
+            _log.error("%s", error)
+            return None
+        if status is None or about is None:
+            return None
+        return Live(status, *about)
+
+    def _objects(self, group: _Group) -> list[Shelved]:
+        """Return the objects that hold the run's text: merged parts, then what came since."""
+        tokens = {lane.token for lane in group.lanes}
+        previous = group.previous
+        replaced = set(previous.replaces) if previous is not None else set()
+        parts = previous.parts if previous is not None else ()
+        merged = [Shelved(part.key, part.size) for part in parts if not part.key.startswith(keys.LIVE)]
+        found = [
+            each
+            for each in shelf.level0(self._store, self._run)
+            if each.lane is not None and each.lane.token in tokens and each.key not in replaced
+        ]
+        return merged + found
+
+    # -- whether it is time ----------------------------------------------------------------
+
+    def _is_due(self, group: _Group) -> bool:
+        """Seal what is left where it is time; say whether the manifest can be written."""
+        if not group.live:
+            return self._has_news(group)
+        late = self._is_late(group)
+        for lane, live in group.live.items():
+            if live.status.entries and (late or live.status.state is not State.OPEN):
+                self._drain(lane)
+                if (again := self._look(lane)) is not None:
+                    group.live[lane] = again
+        self._step("sealed")
+        waiting = any(live.status.state is not State.OPEN and live.status.entries for live in group.live.values())
+        return late or (not waiting and all(entry.state == "drained" for entry in self._nodes(group, {})))
+
+    def _is_late(self, group: _Group) -> bool:
+        moments = [moment for live in group.live.values() if (moment := ended_at(live.status, live.report)) is not None]
+        return bool(moments) and self._now >= min(moments) + self._config.finish.deadline_s
+
+    def _has_news(self, group: _Group) -> bool:
+        """Say of a run that Redis forgot whether the store has segments that no manifest lists."""
+        listed = {part.key for part in group.previous.parts} if group.previous is not None else set()
+        return any(each.key not in listed for each in self._objects(group))
+
+    def _drain(self, lane: Lane) -> None:
+        try:
+            sealing.drain(self._stream, self._store, lane, self._config.seal, at=self._step)
+        except UnavailableError:
+            raise
+        except TrainarchiveError as error:
+            # One node's bad lane must not keep the other nodes' text from its manifest.
+            _log.error("%s: cannot be sealed: %s", lane.name, error)
+
+    # -- the manifest ----------------------------------------------------------------------
+
+    def _group(self, group: _Group) -> Manifest | None:
+        """Write the group's manifest and what follows it; None where another worker's came first."""
+        contents = Contents(self._store, self._objects(group), lambda: self._step("read"))
+        sources = _sources(group, contents)
+        sealed = _sealed(group, sources)
+        contents.settle(sealed)
+        draft = self._draft(group, contents, sources)
+        self._step("digested")
+        draft = self._merge(group, contents, draft, sealed)
+        if group.previous is None or _differs(draft, group.previous):
+            if not self._store.put_if_absent(keys.manifest_key(group.run, draft.number), manifest.encode(draft)):
+                return None
+            self._step("written")
+        else:
+            draft = group.previous
+        for alias in draft.aliases:
+            self._store.put(keys.alias_key(group.run.cluster, alias, group.run), b"")
+        self._step("aliased")
+        self._release(group, draft)
+        return draft
+
+    def _draft(self, group: _Group, contents: Contents, sources: Mapping[str, Source]) -> Manifest:
+        previous = group.previous
+        reports = _reports(group, contents)
+        nodes = self._nodes(group, reports)
+        found = contents.generations(previous)
+        parts, idle = contents.parts(previous)
+        jobs = [report.job for report in reports.values()]
+        ending = states.ending(jobs)
+        return Manifest(
+            number=previous.number + 1 if previous is not None else 1,
+            run=group.run,
+            written=self._stream.now()[0],
+            complete=all(node.state == "drained" for node in nodes),
+            state=ending.state,
+            state_from=ending.state_from,
+            exit_code=ending.exit_code,
+            derived_exit_code=ending.derived_exit_code,
+            started=min((job.started for job in jobs if job.started > 0), default=0.0),
+            ended=max((job.ended for job in jobs), default=0.0),
+            aliases=_aliases(sources.values()),
+            nodes=nodes,
+            sources=source_entries(sources, found),
+            parts=tuple(parts),
+            replaces=_merged_keys(previous.replaces if previous is not None else (), idle),
+        )
+
+    def _merge(self, group: _Group, contents: Contents, draft: Manifest, sealed: Mapping[Name, int]) -> Manifest:
+        """Put a small run's segments together as one part, and prove it by reading it back."""
+        total = sum(part.size for part in draft.parts)
+        if len(draft.parts) < 2 or total >= self._config.seal.merge_below_mib * MIB or contents.damaged:
+            return draft
+        key, body = contents.merged(group.run, _reports(group, contents))
+        self._store.put_if_absent(key, body)
+        self._step("merged")
+        proof = Contents(self._store, [Shelved(key, len(body))], lambda: None)
+        proof.settle(sealed)
+        sources = {entry.source.id: entry.source for entry in draft.sources}
+        if source_entries(sources, proof.generations(None)) != draft.sources:
+            _log.error("%s: does not hold the same text as its segments, which stay", key)
+            return draft
+        parts, _ = proof.parts(None)
+        replaces = _merged_keys(draft.replaces, [part.key for part in draft.parts if part.key != key])
+        return msgspec.structs.replace(draft, parts=tuple(parts), replaces=replaces)
+
+    def _nodes(self, group: _Group, reports: Mapping[Lane, LaneReport]) -> tuple[NodeEntry, ...]:
+        """Return the run's nodes in order of name, the expected ones that never came included."""
+        known = {lane: live.report for lane, live in group.live.items()} | dict(reports)
+        before = {entry.node: entry for entry in group.previous.nodes} if group.previous is not None else {}
+        told = [*known.values(), *(entry.report for entry in before.values() if entry.report is not None)]
+        lanes: dict[str, list[Lane]] = {}
+        for lane in group.lanes:
+            lanes.setdefault(lane.node, []).append(lane)
+        names = {*expected_nodes(told), *lanes, *before}
+        return tuple(
+            _node(name, sorted(lanes.get(name, ()), key=lambda lane: lane.token), group.live, known, before.get(name))
+            for name in sorted(names)
+        )
+
+    # -- after the manifest ----------------------------------------------------------------
+
+    def _release(self, group: _Group, written: Manifest) -> None:
+        """Let drained lanes go; note at the others that this much is done."""
+        covered = {
+            (entry.source.id, generation.number): generation.size
+            for entry in written.sources
+            for generation in entry.generations
+        }
+        for lane, live in sorted(group.live.items()):
+            gone = live.drained and self._stream.archived(
+                lane, live.status.epoch, self._config.log.archived_lane_ttl_s, covered=_of_lane(live, covered)
+            )
+            if not gone:
+                self._stream.control(lane, {FINISHED: f"{live.status.state} {self._now:.6f}"})
+        self._step("archived")
+
+
+def _sealed(group: _Group, sources: Mapping[str, Source]) -> dict[Name, int]:
+    """Return the sealed offsets that Redis knows, of each lane's own sources."""
+    sealed: dict[Name, int] = {}
+    for lane, live in group.live.items():
+        for name, end in live.status.sealed.items():
+            source = sources.get(name[0])
+            if source is not None and source.node == lane.node and 0 < end <= MAX_OFFSET:
+                sealed[name] = max(sealed.get(name, 0), end)
+    return sealed
+
+
+def _of_lane(live: Live, covered: Mapping[Name, int]) -> dict[Name, int]:
+    return {name: covered.get(name, 0) for name in live.status.committed}
+
+
+def _sources(group: _Group, contents: Contents) -> dict[str, Source]:
+    """Return all descriptions, the latest of each: files that stayed empty are sources too."""
+    sources = {entry.source.id: entry.source for entry in group.previous.sources} if group.previous is not None else {}
+    sources |= contents.sources
+    for lane, live in sorted(group.live.items()):
+        for name, source in live.sources.items():
+            if sealing.is_source_id(name) and sources.get(name, source).node == lane.node == source.node:
+                sources[name] = msgspec.structs.replace(source, id=name)
+    return sources
+
+
+def _reports(group: _Group, contents: Contents) -> dict[Lane, LaneReport]:
+    """Return each lane's latest report: from Redis, else the last manifest's, else the last segment's."""
+    reports = {lane: contents.reports[lane] for lane in group.lanes if lane in contents.reports}
+    before = {entry.node: entry for entry in group.previous.nodes} if group.previous is not None else {}
+    for lane in group.lanes:
+        entry = before.get(lane.node)
+        if entry is not None and entry.report is not None and entry.tokens[-1:] == (lane.token,):
+            reports[lane] = entry.report
+    return reports | {lane: live.report for lane, live in group.live.items()}
+
+
+def _node(
+    name: str,
+    lanes: list[Lane],
+    live: Mapping[Lane, Live],
+    reports: Mapping[Lane, LaneReport],
+    before: NodeEntry | None,
+) -> NodeEntry:
+    """Put one node's entry together; what Redis no longer knows stays as the last manifest had it."""
+    tokens = tuple(sorted({*(lane.token for lane in lanes), *(before.tokens if before is not None else ())}))
+    if not tokens:
+        return NodeEntry(name, "missing")
+    now_known = [live[lane] for lane in lanes if lane in live]
+    report = next((reports[lane] for lane in reversed(lanes) if lane in reports), before.report if before else None)
+    if now_known:
+        drained = all(each.drained for each in now_known)
+    elif before is not None and before.state != "missing":
+        drained = before.state == "drained"
+    else:
+        drained = report is not None and report.drained
+    return NodeEntry(name, "drained" if drained else "open", tokens, report)
+
+
+def _aliases(sources: Iterable[Source]) -> tuple[str, ...]:
+    """Return ``111_2`` and ``200+1`` as the sources' processes knew them: a bounded number, since users can lie."""
+    found: set[str] = set()
+    for source in sources:
+        for job, separator, member in (
+            (source.array_job_id, "_", source.array_task_id),
+            (source.het_job_id, "+", source.het_offset),
+        ):
+            if job is not None and member is not None and 0 < job < 2**32 and 0 <= member < 2**32:
+                found.add(f"{job}{separator}{member}")
+    return tuple(sorted(found)[:MAX_ALIASES])
+
+
+def _merged_keys(old: Iterable[str], new: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({*old, *new}))
+
+
+def _differs(draft: Manifest, previous: Manifest) -> bool:
+    """Say whether there is anything new to write down."""
+    return msgspec.structs.replace(draft, number=previous.number, written=previous.written) != previous

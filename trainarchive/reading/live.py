@@ -1,0 +1,95 @@
+"""What a run has that no manifest lists yet: lanes in the log Redis and level-0 segments."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from trainarchive import keys, shelf
+from trainarchive.errors import DamagedError, UnavailableError
+from trainarchive.run import Lane, LaneReport, RunKey, Source
+from trainarchive.store.contract import Store
+from trainarchive.stream import State, Stream, StreamEntry
+
+UNREACHABLE = "the log Redis does not answer: the newest bytes of running jobs may be missing"
+
+T = TypeVar("T")
+
+
+class LiveLane(msgspec.Struct, frozen=True):
+    """A lane as it was when looked at. ``state`` is None where Redis does not know it (any more, or not now).
+
+    ``committed`` maps (source, generation) to the bytes that Redis has accepted so far.
+    """
+
+    lane: Lane
+    state: State | None = None
+    report: LaneReport | None = None
+    sources: dict[str, Source] = {}
+    committed: dict[tuple[str, int], int] = {}
+
+
+class Door:
+    """The log Redis as a reader sees it: where it does not answer, a note is kept and nothing is found there."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        """``stream`` of None: it is known not to be there."""
+        self._stream = stream
+        self.notes: list[str] = [] if stream is not None else [UNREACHABLE]
+
+    @property
+    def open(self) -> bool:
+        """Whether Redis has answered so far."""
+        return self._stream is not None
+
+    def lanes(self) -> list[Lane]:
+        """Return every lane that Redis knows, in order."""
+        none: list[Lane] = []
+        return sorted(set(self._ask(lambda stream: list(stream.lanes()), none)))
+
+    def sources(self, lane: Lane) -> dict[str, Source]:
+        """Return the descriptions of a lane's sources."""
+        about = self._ask(lambda stream: stream.about(lane), None)
+        return about[1] if about else {}
+
+    def look(self, lane: Lane) -> LiveLane:
+        """Return the lane's state, report, sources and offsets."""
+        status = self._ask(lambda stream: stream.status(lane), None)
+        if status is None:
+            return LiveLane(lane)
+        about = self._ask(lambda stream: stream.about(lane), None)
+        report, sources = about or (None, {})
+        return LiveLane(lane, status.state, report, sources, status.committed)
+
+    def snapshot(self, lane: Lane) -> list[StreamEntry]:
+        """Return the frames that wait in the lane now."""
+        none: list[StreamEntry] = []
+        return self._ask(lambda stream: stream.snapshot(lane), none)
+
+    def _ask(self, question: Callable[[Stream], T], otherwise: T) -> T:
+        """Ask, unless an earlier question went unanswered: each would wait for the time-out again."""
+        if self._stream is None:
+            return otherwise
+        try:
+            return question(self._stream)
+        except UnavailableError as error:
+            self._stream = None
+            self.notes.append(f"{UNREACHABLE} ({error})")
+        except DamagedError as error:
+            # What one node put into its own lane must not hide the others'.
+            self.notes.append(f"left out: {error}")
+        return otherwise
+
+
+def segments_of(store: Store, lane: Lane) -> list[str]:
+    """Return the keys of one lane's level-0 segments, in the order they were sealed."""
+    return [info.key for info in store.list(keys.lane_prefix(lane)) if info.key.endswith(".seg")]
+
+
+def segments(store: Store, run: RunKey) -> dict[Lane, list[str]]:
+    """Return the keys of a run's level-0 segments by lane, each lane's in the order they were sealed."""
+    found: dict[Lane, list[str]] = {}
+    for shelved in shelf.level0(store, run):
+        if shelved.lane is not None:
+            found.setdefault(shelved.lane, []).append(shelved.key)
+    return found
