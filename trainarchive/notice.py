@@ -53,10 +53,12 @@ class Notice(msgspec.Struct, frozen=True):
 
 def encode(values: Mapping[str, bytes]) -> bytes:
     """Return a notice's bytes. Names are upper case, values without NUL; else ValueError."""
-    records = [name.encode() + b"=" + value for name, value in values.items()]
-    for record in records:
-        if b"\0" in record or not _NAME.fullmatch(record.partition(b"=")[0]) or record == _END:
+    records: list[bytes] = []
+    for name, value in values.items():
+        record = name.encode() + b"=" + value
+        if not _NAME.fullmatch(name.encode()) or b"\0" in value or record == _END:
             raise ValueError(f"no record of a notice: {record!r}")
+        records.append(record)
     return b"".join(record + b"\0" for record in [*records, _END])
 
 

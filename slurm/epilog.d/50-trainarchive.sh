@@ -11,7 +11,6 @@ trap '' XFSZ        # a file size limit is a failed write, not a death
 exec </dev/null >/dev/null 2>&1
 PATH=/usr/bin:/bin:/usr/sbin:/sbin # Slurm gives hooks none
 export PATH LC_ALL=C
-unset CDPATH
 umask 077
 set -fC # no globs; never write through what is there already
 
@@ -144,4 +143,4 @@ work() {
 		looks=$((looks - 1))
 	done
 }
-limited "$((wait_s + 1)).8"
+limited "$((wait_s + 1)).5"

@@ -9,7 +9,6 @@ trap '' XFSZ        # a file size limit is a failed write, not a death
 exec </dev/null >/dev/null 2>&1
 PATH=/usr/bin:/bin:/usr/sbin:/sbin # Slurm gives hooks none
 export PATH LC_ALL=C
-unset CDPATH
 umask 077
 set -fC # no globs; never write through what is there already
 
@@ -159,4 +158,4 @@ work() {
 	write_notice prolog TRAINARCHIVE_EVENT prolog TRAINARCHIVE_DIR "$private"
 	wait "$making"
 }
-limited 1.8
+limited 1.5

@@ -39,7 +39,7 @@ private=${spool%/}/jobs/$job.$attempt
 
 # Only the child looks: on a hung mount it hangs, this shell goes on. It must not hold stdout,
 # which Slurm reads to its end.
-sleep 1.8 >/dev/null &
+sleep 1.5 >/dev/null &
 limit=$!
 {
 	[ -d "$private" ] && [ -w "$private" ]
