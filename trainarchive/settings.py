@@ -160,6 +160,7 @@ AT_LEAST = (
     ("collector", "poll_max_ms", "poll_min_ms"),
     ("collector", "run_ceiling_mib", "source_ceiling_mib"),
     ("seal", "max_age_s", "min_age_s"),
+    ("worker", "visibility_timeout_s", "task_limit_s"),
 )
 """A section and two of its keys: the first may not be smaller than the second."""
 
