@@ -176,7 +176,8 @@ class LocalStore:
             if not directory.is_dir() and os.path.lexists(directory):
                 raise _in_the_way(directory, self._root) from None
             return  # others made it just now, and perhaps removed it again
-        sync(directory.parent)
+        if directory == self._root or directory in self._root.parents:
+            sync(directory.parent)  # what is below the root becomes durable with the object
 
     def _remove_empty(self, path: Path) -> None:
         """Remove the directories that a crashed ``delete`` left at ``path``; raise where they hold objects."""
