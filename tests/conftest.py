@@ -79,6 +79,8 @@ def _wait_for_ping(socket: Path, process: subprocess.Popen[bytes]) -> None:
         while True:
             try:
                 client.ping()
+            except redis.AuthenticationError:
+                return
             except redis.RedisError:
                 assert process.poll() is None, (socket.parent / "log").read_text()
                 assert time.monotonic() < deadline, "redis-server does not answer"

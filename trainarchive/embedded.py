@@ -153,12 +153,13 @@ class Embedded:
     def _launch(self, lock: int) -> None:
         if self._process is not None:
             self._process.wait()  # its lock is free, so it is dead
-        config = self._folder / "redis.conf"
-        config.write_bytes(self._config())
-        with self._log.open("ab") as log:
-            # A session of its own: Ctrl-C is for the worker, which then stops the server in order.
+        path = self._folder / "redis.conf"
+        path.write_bytes(self._config())
+        # "-": the file as standard input, since Redis 7 takes a file's name for a glob pattern.
+        # A session of its own: Ctrl-C is for the worker, which then stops the server in order.
+        with path.open("rb") as config, self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [find_server(), config], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                [find_server(), "-"], stdin=config, stdout=log, stderr=log, cwd=self._folder,
                 pass_fds=(lock,), start_new_session=True,
             )  # fmt: skip
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import msgspec
 import redis
@@ -24,22 +24,22 @@ SCRIPTS = (
 )  # fmt: skip
 
 _ADVICE = (
-    ("OOM", "its memory is full", "give it more memory, or more workers: sealing frees it"),
-    ("LOADING", "it is loading its data", "wait"),
-    ("READONLY", "it is a replica", "log.url must name the primary"),
-    ("MASTERDOWN", "it is a replica without its primary", "log.url must name the primary"),
+    ("used memory > 'maxmemory'", "its memory is full", "give it more memory, or more workers: sealing frees it"),
+    ("loading the dataset", "it is loading its data", "wait"),
+    ("read only replica", "it is a replica", "log.url must name the primary"),
+    ("Link with MASTER is down", "it is a replica without its primary", "log.url must name the primary"),
     ("MISCONF", "it cannot save to its disk", "free disk space where Redis runs"),
-    ("NOPERM", "its ACL does not allow this", "compare the ACL user with docs/redis.md"),
-    ("WRONGPASS", "it refuses the password", "check user and password in log.url"),
-    ("NOAUTH", "it wants a password", "put user and password into log.url"),
+    ("no permissions", "its ACL does not allow this", "compare the ACL user with docs/redis.md"),
+    ("executing the script can't", "its ACL does not allow this", "compare the ACL user with docs/redis.md"),
     ("invalid username-password", "it refuses the password", "check user and password in log.url"),
+    ("Authentication required", "it wants a password", "put user and password into log.url"),
     ("without any password configured", "it has no password, but one was given", "take it out of log.url"),
-    ("WRONGTYPE", "a key has a type that is not ours", "somebody else writes into this Redis"),
+    ("wrong kind of value", "a key has a type that is not ours", "somebody else writes into this Redis"),
     ("CLUSTERDOWN", "the Redis Cluster is down", "wait, or mend it"),
     ("MOVED", "it is one node of a Redis Cluster", "log.url must name a single Redis or a proxy"),
     ("max number of clients", "it has too many clients", "raise its maxclients"),
 )
-"""A piece of what Redis says, what that means, what to do. Inside scripts the piece stands further back."""
+"""A piece of what Redis says, what that means, what to do. Scripts put words around it, redis-py takes codes off it."""
 
 
 class Script(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Script(msgspec.Struct, frozen=True):
 def shown(url: str) -> str:
     """Return the URL without user, password and parameters."""
     parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def load_scripts() -> dict[str, Script]:

@@ -1,0 +1,178 @@
+"""The door when Redis is full, forbids, hangs, dies, or is not what was meant."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from trainarchive.errors import SettingsError, UnavailableError
+from trainarchive.frame import Frame, Framer
+from trainarchive.run import Job, Kind, Lane, LaneReport, RunKey, Source
+from trainarchive.stream import NODE_COMMANDS, Answer, Append, Outcome, Stream
+
+EACH_VERSION = pytest.mark.parametrize("version", ["6.2", "7"])
+StartRedis = Callable[..., Any]
+
+LANE = Lane(RunKey("hpc", 7, 1), "node-1.site", "sABC")
+REPORT = LaneReport(Job(uid=1000, user="ada"))
+DRAINED = LaneReport(Job(uid=1000, user="ada"), drained=True)
+SOURCE = Source("s1", "node-1.site", Kind.TASK, "/home/ada/out.log", rank=3)
+
+
+def frames(start: int, *sizes: int) -> list[Frame]:
+    """Make frames of random bytes that follow each other from ``start``."""
+    framer, made = Framer(), []
+    for size in sizes:
+        made.append(framer.frame(start, os.urandom(size), 1_700_000_000_000_000_001, 5))
+        start += size
+    return made
+
+
+def append(stream: Stream, parts: list[Frame], floor: int = 0, *, lane: Lane = LANE, source: str = "s1") -> Answer:
+    """Send one source's frames."""
+    (answer,) = stream.append([Append(lane, source, 0, parts, floor)])
+    return answer
+
+
+def seal(stream: Stream, lane: Lane = LANE) -> int:
+    """Do what a worker does with all that waits; return the number of entries."""
+    count = 0
+    while (claim := stream.claim(lane, max_bytes=1 << 20, lease_s=60)) is not None:
+        entries = stream.take(claim)
+        assert stream.commit(claim, {(entry.source, entry.generation): entry.frame.end for entry in entries})
+        count += len(entries)
+    return count
+
+
+def fill(stream: Stream) -> int:
+    """Append until Redis itself is out of memory; return the committed offset."""
+    at = 0
+    while (answer := append(stream, frames(at, 200_000, 50_000))).outcome is Outcome.OK:
+        at = answer.committed
+        assert at < 64 << 20
+    assert (answer.outcome, answer.committed) == (Outcome.FULL, at)
+    return at
+
+
+@EACH_VERSION
+def test_a_full_redis_is_emptied_by_sealing(start_redis: StartRedis, version: str) -> None:
+    """Out of memory is FULL, with nothing half done; workers can still stop nodes, lock, claim and commit."""
+    url = start_redis(version, "--maxmemory", "8mb").url
+    stream = Stream(url, timeout_s=10, max_pending=1 << 30)
+    epoch = stream.open(LANE, REPORT, []).epoch
+    at = fill(stream)
+    with redis.Redis.from_url(url, protocol=2) as admin:
+        admin.config_set("maxmemory", "5mb")  # no small write fits either
+    assert stream.memory_ratio() > 1
+    assert append(stream, frames(at, 10)).outcome is Outcome.FULL
+    assert sum(entry.frame.length for entry in stream.snapshot(LANE)) == at
+    with pytest.raises(UnavailableError, match="memory is full"):
+        stream.open(Lane(RunKey("hpc", 8), "n", "t"), REPORT, [SOURCE])
+    stream.control(LANE, {"pressure": "1"})
+    assert stream.lock("sweep", "a", 60)
+    assert seal(stream) > 0
+    status = stream.status(LANE)
+    assert status is not None
+    assert (status.entries, status.pending, status.sealed) == (0, 0, {("s1", 0): at})
+    stream.control(LANE, {"pressure": "0"})
+    assert append(stream, frames(at, 10)) == Answer(Outcome.OK, epoch, at + 10, at)
+    stream.close()
+
+
+@EACH_VERSION
+def test_a_node_user_needs_only_what_is_listed(start_redis: StartRedis, version: str) -> None:
+    """One ACL user a node: its own lanes with the listed commands, no other node's, and no deleting."""
+    url = start_redis(version).url
+    with redis.Redis.from_url(url, protocol=2) as admin:
+        commands = [f"+{name}" for name in NODE_COMMANDS]
+        rules = ["on", ">pa ss@/:", "resetkeys", "~ta:{*}:node-1.site:*", "-@all", *commands]
+        admin.execute_command("ACL", "SETUSER", "node-1", *rules)
+    node = Stream(url.replace("unix://", "unix://node-1:pa%20ss%40%2F%3A@"), timeout_s=5, max_pending=1 << 20)
+    worker = Stream(url, timeout_s=5, max_pending=1 << 20)
+    assert node.now()[0] > 0
+    assert node.memory_ratio() == 0.0
+    epoch = node.open(LANE, REPORT, [SOURCE]).epoch
+    node.describe(LANE, [SOURCE])
+    assert append(node, frames(0, 10)).outcome is Outcome.OK
+    node.report(LANE, DRAINED)
+    seal(worker)
+    assert worker.archived(LANE, epoch, 60)
+    assert node.open(LANE, REPORT, []).epoch == epoch
+    assert append(node, frames(10, 10)).outcome is Outcome.OK
+    for refused in (
+        lambda: node.open(Lane(LANE.run, "node-2.site", "sABC"), REPORT, []),
+        lambda: node.claim(LANE, max_bytes=1, lease_s=1),
+        lambda: list(node.lanes()),
+        lambda: node.lock("sweep", "a", 1),
+    ):
+        with pytest.raises(UnavailableError, match="ACL"):
+            refused()
+    node.close()
+    worker.close()
+
+
+@EACH_VERSION
+def test_a_password_is_never_shown(start_redis: StartRedis, version: str) -> None:
+    """No password, a wrong one, a needless one: said so, without the password."""
+    url = start_redis(version, "--requirepass", "right").url
+    for given, said in (("", "wants a password"), (":wrong@", "refuses the password"), ("u:wrong@", "refuses")):
+        stream = Stream(url.replace("unix://", f"unix://{given}"), timeout_s=5, max_pending=1)
+        with pytest.raises(UnavailableError, match=said) as caught:
+            stream.status(LANE)
+        assert "wrong" not in str(caught.value)
+        assert "log.url" in caught.value.hint
+        assert caught.value.where.startswith("unix:///tmp/")
+        stream.close()
+    stream = Stream(url.replace("?db", "?password=right&db"), timeout_s=5, max_pending=1)
+    assert stream.status(LANE) is None
+    stream.close()
+
+
+@EACH_VERSION
+def test_a_replica_is_refused(start_redis: StartRedis, version: str) -> None:
+    """A replica answers READONLY; the hint says which Redis to name."""
+    stream = Stream(start_redis(version, "--replicaof", "127.0.0.1", "1").url, timeout_s=5, max_pending=1)
+    with pytest.raises(UnavailableError, match="replica"):
+        stream.open(LANE, REPORT, [])
+    stream.close()
+
+
+@EACH_VERSION
+def test_a_redis_that_hangs_or_dies_is_unavailable(start_redis: StartRedis, version: str) -> None:
+    """A call ends within its time limit; what was sent before a lost answer may be sent again."""
+    server = start_redis(version)
+    stream = Stream(server.url, timeout_s=0.3, max_pending=1 << 20)
+    stream.open(LANE, REPORT, [])
+    sent = frames(0, 10, 10)
+    server.process.send_signal(signal.SIGSTOP)
+    started = time.monotonic()
+    with pytest.raises(UnavailableError, match="does not answer"):
+        append(stream, sent)
+    assert time.monotonic() - started < 5
+    server.process.send_signal(signal.SIGCONT)
+    deadline = time.monotonic() + 10
+    while stream.status(LANE) is None:
+        assert time.monotonic() < deadline
+    assert append(stream, sent).committed == 20
+    assert sum(entry.frame.length for entry in stream.snapshot(LANE)) == 20
+    server.process.kill()
+    server.process.wait()
+    for call in (
+        lambda: append(stream, sent), lambda: list(stream.lanes()), stream.now, stream.memory_ratio,
+        lambda: stream.about(LANE), lambda: stream.follow(LANE, "0", block_s=1), lambda: stream.snapshot(LANE),
+    ):  # fmt: skip
+        with pytest.raises(UnavailableError, match="does not answer"):
+            call()
+    stream.close()
+
+
+@pytest.mark.parametrize("url", ["http://h", "", "redis://h/x?socket_timeout=x", "redis://u:secret@h:port"])
+def test_a_bad_url_is_a_settings_error(url: str) -> None:
+    """What is no Redis URL is said at once, without its password."""
+    with pytest.raises(SettingsError, match="Redis URL") as caught:
+        Stream(url, timeout_s=1, max_pending=1)
+    assert "secret" not in str(caught.value)
