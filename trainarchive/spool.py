@@ -1,0 +1,257 @@
+"""Frames on the node's own disk, while the log Redis takes none: one source's generation in one file.
+
+Layout, all integers little-endian::
+
+    file    = MAGIC  u32 length of head  u32 crc32 of head  head  record...
+    head    = JSON {"source": ..., "generation": ...}
+    record  = u32 crc32 of head, this record's place in the file (u64), and all that follows in it
+              u32 length of data  u32 length of gap  u64 offset  u64 length  i64 wall_ns  i64 mono_ns
+              data (a frame's zstd bytes, or none)  gap (a reason in UTF-8, or none)
+
+Records are contiguous and ascending: each begins where the one before ends. A file is appended to
+only. What a crash left half-written at its end is cut off by ``open``, as are stray records that
+the disk's blocks held before. While the machine itself lives, nothing that ``append`` returned
+from is lost; after ``sync`` it survives a power cut too.
+
+The head of a file is not freed while the rest is needed: to let sealed frames go, spread a
+generation over several files and ``delete`` them one by one.
+"""
+
+import bisect
+import errno
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+from zlib import crc32
+
+import msgspec
+
+from trainarchive.errors import DamagedError, UnavailableError
+from trainarchive.frame import MAX_OFFSET, MAX_RAW, Frame
+
+MAGIC = b"TASPOOL1"
+
+_PREFIX = struct.Struct("<8sII")
+_RECORD = struct.Struct("<IIIQQqq")
+_AFTER_CRC = 4
+_MAX_HEAD = 65_536
+_MAX_DATA = 2 * MAX_RAW  # zstd adds a few bytes to what does not compress
+_MAX_GAP = 65_536
+_MARK_EVERY = 1024 * 1024  # bytes of file between two remembered places: a search reads at most that
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class SpoolFullError(UnavailableError):
+    """No space for a frame; the file holds what it held before."""
+
+
+class _Head(msgspec.Struct, frozen=True):
+    source: str
+    generation: int
+
+
+class SpoolFile:
+    """One spool file, held open; for one thread.
+
+    ``source`` and ``generation`` tell whose frames it holds: bytes ``start`` to ``end``, both 0
+    while it is empty. ``size`` is the file's bytes on disk. ``cut`` is how many bytes of a
+    half-written or damaged end ``open`` cut off: what they held must be read again or is lost.
+    """
+
+    def __init__(self, path: Path, fd: int, head: _Head, body: int, seed: int) -> None:
+        """Use ``create`` or ``open``; ``body`` is where records begin, ``seed`` the crc32 of the head."""
+        self.path = path
+        self.source = head.source
+        self.generation = head.generation
+        self.start = 0
+        self.end = 0
+        self.size = body
+        self.cut = 0
+        self._fd = fd
+        self._body = body
+        self._seed = seed
+        self._named = False  # whether the directory is known to be on disk with this file's name
+        self._marks: list[tuple[int, int]] = []  # (offset, place in the file), ascending
+
+    @classmethod
+    def create(cls, path: Path, source: str, generation: int) -> Self:
+        """Make a new file, readable to its owner only; it appears under its name with a whole head.
+
+        Raise FileExistsError where the name is taken, SpoolFullError where the disk is full.
+        """
+        head = _Head(source, generation)
+        packed = msgspec.json.encode(head)
+        if len(packed) > _MAX_HEAD:
+            raise ValueError(f"a source's name of {len(packed)} bytes")
+        seed = crc32(packed)
+        whole = _PREFIX.pack(MAGIC, len(packed), seed) + packed
+        draft = path.with_name(f"{path.name}.{os.getpid()}.new")
+        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            _write(fd, [whole], 0, path)
+            os.link(draft, path)
+        except BaseException:
+            os.close(fd)
+            raise
+        finally:
+            draft.unlink()
+        return cls(path, fd, head, len(whole), seed)
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open a file that may have been left at any moment; cut its end after the last whole record.
+
+        Raise FileNotFoundError, or DamagedError where it does not begin as a spool file does.
+        """
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            spool = cls(path, fd, *_read_head(fd, path))
+            spool._recover()
+        except BaseException:
+            os.close(fd)
+            raise
+        return spool
+
+    def append(self, frame: Frame) -> None:
+        """Add the frame (or gap) that begins at ``end``; the first one may begin anywhere.
+
+        Raise SpoolFullError where there is no space: then the file is as it was.
+        """
+        if not self._fits(frame):
+            raise ValueError(f"frame {frame.offset}+{frame.length} does not follow {self.start}-{self.end}")
+        gap = frame.gap.encode()
+        if len(gap) > _MAX_GAP or len(frame.data) > _MAX_DATA:
+            raise ValueError("a frame larger than any frame may be")
+        rest = _RECORD.pack(
+            0, len(frame.data), len(gap), frame.offset, frame.length, frame.wall_ns, frame.mono_ns
+        )[_AFTER_CRC:]  # fmt: skip
+        crc = crc32(gap, crc32(frame.data, crc32(rest, _seed_at(self.size, self._seed))))
+        size = _write(self._fd, [crc.to_bytes(4, "little"), rest, frame.data, gap], self.size, self.path)
+        self._took(frame.offset, frame.end, size)
+
+    def sync(self) -> None:
+        """Return when all that was appended survives a loss of power."""
+        os.fdatasync(self._fd)
+        if not self._named:
+            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+            self._named = True
+
+    def frames(self, from_offset: int = 0) -> Iterator[Frame]:
+        """Yield the frames that reach beyond ``from_offset``, the first perhaps beginning before it.
+
+        Streams: holds one frame at a time, and goes on with what is appended meanwhile. Raises
+        DamagedError where the disk gives other bytes than were written.
+        """
+        at = bisect.bisect_right(self._marks, from_offset, key=lambda mark: mark[0])
+        place = self._marks[at - 1][1] if at else self._body
+        while place < self.size:
+            found = _read_record(self._fd, place, self._seed)
+            if found is None:
+                raise DamagedError(f"the record at byte {place} changed after it was written", where=str(self.path))
+            frame, size = found
+            place += size
+            if frame.end > from_offset:
+                yield frame
+
+    def close(self) -> None:
+        """Close; safe to call twice. The file stays."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def delete(self) -> None:
+        """Close, and remove the file; no error where it is gone."""
+        self.close()
+        self.path.unlink(missing_ok=True)
+
+    def _fits(self, frame: Frame) -> bool:
+        if frame.length <= 0 or frame.offset < 0 or frame.end > MAX_OFFSET:
+            return False
+        return self.size == self._body or frame.offset == self.end
+
+    def _took(self, offset: int, end: int, size: int) -> None:
+        """Count a record of ``size`` bytes in."""
+        if self.size == self._body:
+            self.start = offset
+        if not self._marks or self.size - self._marks[-1][1] >= _MARK_EVERY:
+            self._marks.append((offset, self.size))
+        self.end = end
+        self.size += size
+
+    def _recover(self) -> None:
+        """Find the last whole record that continues the ones before, and cut what follows."""
+        on_disk = os.fstat(self._fd).st_size
+        while self.size < on_disk:
+            found = _read_record(self._fd, self.size, self._seed)
+            if found is None or not self._fits(found[0]):
+                break
+            frame, size = found
+            self._took(frame.offset, frame.end, size)
+        self.cut = on_disk - self.size
+        if self.cut:
+            os.ftruncate(self._fd, self.size)
+
+
+def _write(fd: int, pieces: list[bytes], place: int, path: Path) -> int:
+    """Write all pieces at ``place`` and return their length, or leave the file's end at ``place``."""
+    whole = sum(map(len, pieces))
+    try:
+        done = os.pwritev(fd, pieces, place)
+        if done < whole:  # a full disk takes part first, and gives the reason at the next call
+            rest = b"".join(pieces)
+            while done < whole:
+                done += os.pwrite(fd, rest[done:], place + done)
+    except OSError as error:
+        with suppress(OSError):  # the next append writes at the same place in any case
+            os.ftruncate(fd, place)
+        if error.errno in _NO_SPACE:
+            raise SpoolFullError(
+                f"no space for {whole} bytes: {os.strerror(error.errno)}",
+                where=str(path),
+                hint="free space on this node, or lower [collector] spool_mib",
+            ) from error
+        raise UnavailableError(f"cannot be written: {os.strerror(error.errno or 0)}", where=str(path)) from error
+    return whole
+
+
+def _seed_at(place: int, seed: int) -> int:
+    return crc32(place.to_bytes(8, "little"), seed)
+
+
+def _read_head(fd: int, path: Path) -> tuple[_Head, int, int]:
+    """Return the head, where it ends, and its crc32."""
+    prefix = os.pread(fd, _PREFIX.size, 0)
+    if len(prefix) < _PREFIX.size:
+        raise DamagedError("too short for a spool file", where=str(path))
+    magic, length, crc = _PREFIX.unpack(prefix)
+    if magic != MAGIC or length > _MAX_HEAD:
+        raise DamagedError("not a spool file", where=str(path))
+    packed = os.pread(fd, length, _PREFIX.size)
+    if crc32(packed) != crc:
+        raise DamagedError("the head of this spool file is damaged", where=str(path))
+    try:
+        return msgspec.json.decode(packed, type=_Head), _PREFIX.size + length, crc
+    except msgspec.DecodeError as error:
+        raise DamagedError(f"the head of this spool file does not decode: {error}", where=str(path)) from error
+
+
+def _read_record(fd: int, place: int, seed: int) -> tuple[Frame, int] | None:
+    """Return the frame at ``place`` and its record's size, None where no whole record stands there."""
+    header = os.pread(fd, _RECORD.size, place)
+    if len(header) < _RECORD.size:
+        return None
+    crc, data_size, gap_size, offset, length, wall_ns, mono_ns = _RECORD.unpack(header)
+    if data_size > _MAX_DATA or gap_size > _MAX_GAP:
+        return None
+    body = os.pread(fd, data_size + gap_size, place + _RECORD.size)
+    if len(body) < data_size + gap_size or crc32(body, crc32(header[_AFTER_CRC:], _seed_at(place, seed))) != crc:
+        return None
+    frame = Frame(offset, length, wall_ns, mono_ns, body[:data_size], body[data_size:].decode())
+    return frame, _RECORD.size + len(body)
