@@ -15,8 +15,8 @@ import msgspec
 
 KEYS = (
     *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"),
-    *("SLURM_NTASKS", "SLURM_RESTART_COUNT", "SLURM_HET_JOB_ID", "SLURM_HET_JOB_OFFSET"),
-    *("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"),
+    *("SLURM_NTASKS", "SLURM_RESTART_COUNT", "SLURM_HET_JOB_ID", "SLURM_HET_JOB_OFFSET", "SLURMD_NODENAME"),
+    *("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURMD_NODENAME"),
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_LOG_DIR"),
     *("NCCL_DEBUG", "NCCL_DEBUG_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
@@ -223,7 +223,7 @@ def _learn(pid: int, uid: int, stat: Stat) -> Process | None:
 def _is_wholly(pid: int, uid: int) -> bool:
     """Whether real, effective, saved and file system uid are all ``uid``.
 
-    The owner of /proc/PID is not enough: it is root for every process that is not dumpable.
+    The owner of /proc/PID is the effective uid only: with a setuid bit, the environment is somebody else's.
     """
     uids = _UIDS.search(_read(f"/proc/{pid}/status", 4096))
     return uids is not None and {int(text) for text in uids.groups()} == {uid}

@@ -64,10 +64,10 @@ def source_id(node: str, identity: Identity, path: bytes) -> str:
 
 def describe(candidate: Candidate, id: str, node: str) -> Source:  # noqa: A002 - Source's own word for it
     """Return what the archive keeps of a candidate. A mixed file's pid was only a way to open it."""
-    whose = {name: getattr(candidate, name) for name in Attribution.__struct_fields__}
+    whose: dict[str, Any] = {name: getattr(candidate, name) for name in Attribution.__struct_fields__}
     if candidate.mixed:
         whose["pid"] = None
-    return Source(id=id, node=node, kind=candidate.kind, **path_fields(candidate.path), **whose)
+    return Source(id=id, node=node, kind=candidate.kind, **{**path_fields(candidate.path), **whose})
 
 
 def merge(old: Source, new: Candidate) -> Source | None:

@@ -22,12 +22,14 @@ Hold = tuple[Process, Write]
 def held(owners: Owners, names: Sequence[str]) -> Iterator[tuple[Candidate, bool]]:
     """Yield what is held, and whether its path still leads to it. ``names``: globs of other files to follow."""
     wanted = re.compile(b"|".join(os.fsencode(fnmatch.translate(name)) for name in names) or b"(?!)")
+    there = {name for name in os.listdir("/proc") if name.isdecimal()}  # noqa: PTH208 - names are all that is wanted
+    alive = {process.pid for process in owners.processes if str(process.pid) in there}
     files: dict[tuple[bytes, int], list[Hold]] = defaultdict(list)
     for process in owners.processes:
         for write in process.writes:
             files[write.path, write.inode].append((process, write))
     for (raw, _), holds in files.items():
-        living = [hold for hold in holds if _is_open(owners, *hold)]
+        living = [hold for hold in holds if hold[0].pid in alive and _is_open(owners, *hold)]
         if not living:
             continue
         path, has_name = _true_path(raw, *living[0])
@@ -40,21 +42,22 @@ def held(owners: Owners, names: Sequence[str]) -> Iterator[tuple[Candidate, bool
 
 
 def by_name(owners: Owners, path: bytes) -> tuple[Kind, int | None]:
-    """Return the kind, and a dump's rank, that a file in the run's private directory has by its name."""
+    """Return the kind, and a dump's rank, that a file has by its name; in the private directory names say more."""
     name = path.rpartition(b"/")[2]
-    dump = _DUMP_NAME.fullmatch(name)
-    rank = int(dump[1]) if dump else owners.dump_rank(name, owners.processes)
+    private = owners.is_private(path)
+    dump = _DUMP_NAME.fullmatch(name) if private else None
+    rank = int(dump[1]) if dump else owners.dump_rank(name)
     if rank is not None:
         return Kind.FLIGHT_RECORDER, rank
-    if name.startswith(b"nccl."):
+    if private and name.startswith(b"nccl."):
         return Kind.NCCL, None
     return Kind.ERROR_JSON if name == b"error.json" else Kind.CUSTOM, None
 
 
 def _is_open(owners: Owners, process: Process, write: Write) -> bool:
     """Say whether the process seems to live and to hold the file still; opening makes sure."""
-    alive = owners.by_pid[process.pid] is process
-    return alive and os.path.lexists(b"/proc/%d/fd/%d" % (process.pid, write.fd))
+    newest = owners.by_pid[process.pid] is process
+    return newest and os.path.lexists(b"/proc/%d/fd/%d" % (process.pid, write.fd))
 
 
 def _true_path(raw: bytes, process: Process, write: Write) -> tuple[bytes, bool]:
@@ -77,19 +80,25 @@ def _classify(owners: Owners, path: bytes, holds: Sequence[Hold], wanted: re.Pat
     found = owners.torchrun(path, holders)
     if found is not None:
         return found
-    name = path.rpartition(b"/")[2]
     whose = owners.whose(holders)
-    rank = owners.dump_rank(name, holders)
+    by_its_name, rank = by_name(owners, path)
     if rank is not None:
-        return Kind.FLIGHT_RECORDER, {**whose, "rank": rank, "mixed": False}
+        return by_its_name, {**whose, "rank": rank, "mixed": False}
+    kind = _announced(path, holders) or _output(owners, path, holds)
+    name = path.rpartition(b"/")[2]
+    if kind is None and not name.startswith(b".") and (owners.is_private(path) or wanted.match(name)):
+        kind = by_its_name
+    return None if kind is None else (kind, whose)
+
+
+def _announced(path: bytes, holders: Sequence[Process]) -> Kind | None:
+    """Return the kind of a file that its writers' environments, or everybody's custom, name."""
+    name = path.rpartition(b"/")[2]
     patterns = {process.environment.get("NCCL_DEBUG_FILE", "") for process in holders} - {""}
     if any(nccl_name(pattern).fullmatch(name) for pattern in patterns):
-        return Kind.NCCL, whose
+        return Kind.NCCL
     error_files = {process.environment.get("TORCHELASTIC_ERROR_FILE") for process in holders}
-    if name == b"error.json" or os.fsdecode(path) in error_files:
-        return Kind.ERROR_JSON, whose
-    kind = _output(owners, path, holds) or _other(owners, path, wanted)
-    return None if kind is None else (kind, whose)
+    return Kind.ERROR_JSON if name == b"error.json" or os.fsdecode(path) in error_files else None
 
 
 def _output(owners: Owners, path: bytes, holds: Sequence[Hold]) -> Kind | None:
@@ -99,13 +108,3 @@ def _output(owners: Owners, path: bytes, holds: Sequence[Hold]) -> Kind | None:
         return Kind.SLURM_STDOUT
     is_of_srun = any(process.name == "srun" for process, _ in holds) and b"/." not in path[path.rfind(b"/") :]
     return Kind.TASK if printers or is_of_srun else None
-
-
-def _other(owners: Owners, path: bytes, wanted: re.Pattern[bytes]) -> Kind | None:
-    name = path.rpartition(b"/")[2]
-    if name.startswith(b"."):
-        return None
-    private = owners.private_dir
-    if private and path.startswith(private + b"/"):
-        return by_name(owners, path)[0]
-    return Kind.CUSTOM if wanted.match(name) else None

@@ -59,8 +59,8 @@ class Named:
 
     def _torchrun(self) -> Iterator[Candidate]:
         """Yield stdout, stderr and error.json of every attempt and local rank, of ended workers too."""
-        for agent in self._owners.agents:
-            root = self._agent_root(agent)
+        for agent, about in self._owners.agents.items():
+            root = next(filter(None, map(self._roots.of, about.processes.values())), b"")
             for attempt in self._list(root + agent, _ATTEMPT):
                 for local in self._list(b"/".join((root + agent, attempt)), _LOCAL_RANK):
                     for name in TORCHRUN_NAMES:
@@ -68,15 +68,6 @@ class Named:
                         found = self._owners.torchrun(path) if _is_regular(root + path) else None
                         if found is not None:
                             yield Candidate(kind=found[0], path=path, root=root, **found[1])
-
-    def _agent_root(self, agent: bytes) -> bytes:
-        """Return the root under which an agent's directory lies: that of any process which names it."""
-        for process in self._owners.processes:
-            if any(path.startswith(agent + b"/") for path in self._owners.torchrun_paths(process)):
-                root = self._roots.of(process)
-                if root:
-                    return root
-        return b""
 
     # -- environments ----------------------------------------------------------------------
 
@@ -94,14 +85,14 @@ class Named:
                 yield Candidate(kind=kind, path=path, root=root, **self._owners.whose(processes))
 
     def _announcements(self, process: Process) -> Iterator[tuple[Kind, str]]:
+        # What lies in the private directory is found there, without a look for every process.
+        private = f"{self._job.private_dir or '/dev'}/"
         pattern = process.environment.get("NCCL_DEBUG_FILE", "")
-        # What lies in the private directory is found there, without a look for every pid.
-        private = self._job.private_dir
-        if pattern and not (private and pattern.startswith(f"{private}/")):
+        if pattern and not pattern.startswith(private):
             for host in {self._owners.node.split(".")[0], os.uname().nodename.split(".")[0]}:
                 yield Kind.NCCL, nccl_path(pattern, host, process.pid)
         prefix, rank = dump_prefix(process), self._owners.rank(process)
-        if prefix and rank is not None:
+        if prefix and rank is not None and not prefix.startswith(private):
             yield Kind.FLIGHT_RECORDER, f"{prefix}{rank}"
         error_file = process.environment.get("TORCHELASTIC_ERROR_FILE", "")
         if error_file and TORCHRUN_PATH.fullmatch(os.fsencode(error_file)) is None:

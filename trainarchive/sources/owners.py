@@ -5,7 +5,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from trainarchive.processes import Process
 from trainarchive.run import Job, Kind, RunKey
@@ -15,8 +17,20 @@ TORCHRUN_NAMES = {b"stdout.log": Kind.TORCHRUN, b"stderr.log": Kind.TORCHRUN, b"
 TORCHRUN_PATH = re.compile(rb"(?s)(?P<agent>/.+)/attempt_(?P<attempt>\d{1,6})/(?P<local>\d{1,6})/(?P<name>[^/]+)")
 _FIRST_NODE = re.compile(r"([^\[\],]+)(?:\[(\d+)[^\]]*\]([^\[\],]*))?")
 
+_T = TypeVar("_T")
+
 Attributed = tuple[Kind, dict[str, Any]]
 """A kind, and the fields of an ``Attribution``."""
+
+
+class Agent(msgspec.Struct):
+    """A torchrun agent: who writes in its directory, and by attempt the global rank of its local rank 0.
+
+    It numbers its workers without holes: one worker tells the ranks of all beside it.
+    """
+
+    processes: dict[int, Process] = {}
+    bases: dict[int, set[int]] = msgspec.field(default_factory=lambda: defaultdict(set))
 
 
 class Owners:
@@ -32,12 +46,16 @@ class Owners:
         self._directories: dict[bytes, bytes] = {}
         self._ids = self._job_ids()
         self._task_ranks: dict[tuple[str, int | None], set[int]] = defaultdict(set)
+        self._workers: dict[tuple[int, int | None], Process] = {}
         for process in self.processes:
             if process.rank is not None:
+                self._workers.setdefault((process.rank, process.local_rank), process)
                 self._task_ranks[process.step, process.procid].add(process.rank)
-        private = os.fsencode(job.private_dir)
+        private = os.fsencode(job.private_dir).rstrip(b"/")
         self.private_dir = self.real(private) if private.startswith(b"/") else b""
         self.agents = self._torchrun_agents()
+        prefixes = (dump_prefix(process).rpartition("/")[2] for process in self.processes)
+        self._dump_prefixes = {os.fsencode(prefix) for prefix in prefixes if prefix}
         self.slurm_paths = self._slurm_paths()
 
     # -- the run ---------------------------------------------------------------------------
@@ -78,23 +96,25 @@ class Owners:
             self._directories[directory] = os.path.realpath(directory or b"/")
         return self._directories[directory].rstrip(b"/") + b"/" + name
 
+    def is_private(self, path: bytes) -> bool:
+        """Whether it lies in the run's private directory."""
+        return bool(self.private_dir) and path.startswith(self.private_dir + b"/")
+
     # -- torchrun --------------------------------------------------------------------------
 
-    def _torchrun_agents(self) -> dict[bytes, dict[int, set[int]]]:
-        """Return each torchrun agent's directory, and by attempt the global rank of its local rank 0.
-
-        An agent numbers its workers without holes: one worker tells the ranks of all beside it.
-        """
-        agents: dict[bytes, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+    def _torchrun_agents(self) -> dict[bytes, Agent]:
+        """Return the torchrun agents by their directories."""
+        agents: dict[bytes, Agent] = defaultdict(Agent)
         for process in self.processes:
-            for found in filter(None, map(TORCHRUN_PATH.fullmatch, self.torchrun_paths(process))):
-                bases = agents[found["agent"]][int(found["attempt"])]
+            for found in filter(None, map(TORCHRUN_PATH.fullmatch, self._torchrun_paths(process))):
+                agent = agents[found["agent"]]
+                agent.processes[process.pid] = process
                 if process.rank is not None and process.local_rank == int(found["local"]):
-                    bases.add(process.rank - process.local_rank)
+                    agent.bases[int(found["attempt"])].add(process.rank - process.local_rank)
         return agents
 
-    def torchrun_paths(self, process: Process) -> Iterator[bytes]:
-        """Yield the files in torchrun agents' directories that a process writes or is to write."""
+    def _torchrun_paths(self, process: Process) -> Iterator[bytes]:
+        """Yield the files in agents' directories that a process writes or is to write."""
         error_file = process.environment.get("TORCHELASTIC_ERROR_FILE", "")
         if error_file.startswith("/"):
             yield self.real(os.fsencode(error_file))
@@ -111,11 +131,12 @@ class Owners:
         if found is None or found["name"] not in TORCHRUN_NAMES:
             return None
         local = int(found["local"])
-        base = only(self.agents.get(found["agent"], {}).get(int(found["attempt"]), ()))
+        agent = self.agents.get(found["agent"])
+        base = only(agent.bases[int(found["attempt"])]) if agent else None
         rank = None if base is None else base + local
         workers = [process for process in holders if process.rank is not None]
         if not workers and rank is not None:
-            workers = [one for one in self.processes if (one.rank, one.local_rank) == (rank, local)][:1]
+            workers = [self._workers[rank, local]] if (rank, local) in self._workers else []
         whose = self.whose(workers)
         if not workers:
             whose["rank"] = rank
@@ -130,34 +151,32 @@ class Owners:
         return only(self._task_ranks.get((process.step, process.procid)) or {process.procid})
 
     def whose(self, holders: Iterable[Process]) -> dict[str, Any]:
-        """Return the attribution of a file that these processes write: a launcher's RANK goes before Slurm's.
-
-        What srun writes comes from all its tasks.
-        """
+        """Return the attribution of a file that these processes write. What srun writes comes from all its tasks."""
         holders = list(holders)
         launched = [process for process in holders if process.rank is not None]
-        named = launched or [process for process in holders if self.rank(process) is not None] or holders
+        named = [process for process in holders if self.rank(process) is not None] or holders
         ranks = {self.rank(process) for process in named}
         mixed = len(ranks) > 1 or any(process.name == "srun" for process in holders)
         tasks = [process for process in named if not process.is_batch]
         return {
             "rank": None if mixed else only(ranks),
-            "local_rank": None if mixed else only(one.local_rank if launched else one.localid for one in tasks),
+            "local_rank": None
+            if mixed
+            else only(one.local_rank for one in launched)
+            if launched
+            else only(one.localid for one in tasks),
             "mixed": mixed,
             "step": only(process.step for process in named) or "",
             "task": only(process.procid for process in tasks),
-            "pid": named[0].pid if named else None,
+            "pid": next((process.pid for process in (*launched, *named)), None),
             **self._ids,
         }
 
-    # -- what environments name ------------------------------------------------------------
-
-    def dump_rank(self, name: bytes, holders: Iterable[Process]) -> int | None:
+    def dump_rank(self, name: bytes) -> int | None:
         """Return the rank at the end of a flight recorder's file name, None for any other name."""
-        for prefix in {dump_prefix(process).rpartition("/")[2] for process in holders if dump_prefix(process)}:
-            rest = name.removeprefix(os.fsencode(prefix))
-            if len(rest) + len(os.fsencode(prefix)) == len(name) and re.fullmatch(rb"\d{1,10}", rest):
-                return int(rest)
+        for prefix in self._dump_prefixes:
+            if name.startswith(prefix) and re.fullmatch(rb"\d{1,10}", name[len(prefix) :]):
+                return int(name[len(prefix) :])
         return None
 
 
@@ -167,7 +186,7 @@ def dump_prefix(process: Process) -> str:
     return next((process.environment[name] for name in names if process.environment.get(name)), "")
 
 
-def only(values: Iterable[Any]) -> Any:
+def only(values: Iterable[_T]) -> _T | None:
     """Return the one value that all are, None where there are several or none."""
     distinct = set(values)
     return distinct.pop() if len(distinct) == 1 else None

@@ -25,8 +25,8 @@ _NO_NAMES = ("", ".", "..")
 def absolute(path: str, work_dir: str) -> bytes | None:
     """Return the path without ``.``, ``..`` and double slashes, from ``work_dir`` on; None where it is none."""
     if not path.startswith("/"):
-        path = f"{work_dir}/{path}" if path else ""
-    if not path.startswith("/") or "\0" in path:
+        path = f"{work_dir}/{path}" if path and work_dir.startswith("/") else ""
+    if not path or "\0" in path:
         return None
     try:
         return b"/" + os.fsencode(os.path.normpath(path)).lstrip(b"/")
