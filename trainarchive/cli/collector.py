@@ -10,6 +10,7 @@ import click
 
 from trainarchive import embedded
 from trainarchive import settings as settings_module
+from trainarchive.cli import Globals
 from trainarchive.collector import Collector
 from trainarchive.stream import Stream
 
@@ -18,7 +19,7 @@ MIB = 1024 * 1024
 
 @click.command("collector")
 @click.pass_obj
-def command(obj: object) -> None:
+def command(where: Globals) -> None:
     """Follow every run's output on this node and stream it off the node.
 
     Runs until SIGTERM or SIGINT. Nothing is lost by a stop, graceful or not: a later start goes
@@ -26,7 +27,7 @@ def command(obj: object) -> None:
     and state.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    settings = settings_module.load(os.environ, home=getattr(obj, "home", None), config=getattr(obj, "config", None))
+    settings = settings_module.load(os.environ, home=where.home, config=where.config)
     url, _ = embedded.resolve_urls(settings)
     stream = Stream(url, timeout_s=settings.log.timeout_s, max_pending=settings.log.max_pending_mib * MIB)
     collector = Collector(settings, stream)

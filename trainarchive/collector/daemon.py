@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from trainarchive import processes
 from trainarchive.collector.flow import Held
 from trainarchive.collector.followed import MIB, Followed
+from trainarchive.collector.holding import Holding
 from trainarchive.collector.keeper import Keeper, Shared
 from trainarchive.collector.lanes import Lanes
 from trainarchive.collector.saved import Phase
@@ -21,7 +22,6 @@ from trainarchive.collector.uplink import Uplink
 from trainarchive.collector.watching import Watching
 from trainarchive.errors import TrainarchiveError
 from trainarchive.frame import Framer
-from trainarchive.holder import Holder
 from trainarchive.settings import Settings
 from trainarchive.stream import Stream
 from trainarchive.tail import BUFFER_SIZE
@@ -32,7 +32,7 @@ LOOK_S = 5.0
 """The spool is looked at this often even when no event came: inotify can run out of watches."""
 SILENT_S = 1.0
 """When Redis is silent for longer and memory is full, frames go to the spool."""
-STOP_WAIT_S = 3.0
+STALLED_S = 0.05
 
 
 class Collector:
@@ -43,8 +43,9 @@ class Collector:
         settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.held = Held(limits.spool_mib * MIB)
         self._limits = limits
-        self._holder = Holder.start(settings.state)
-        self.lanes = Lanes(Shared(settings, self.held, self._holder, bytearray(BUFFER_SIZE)))
+        self._holding = Holding(settings.state)
+        self._holding.restore({})
+        self.lanes = Lanes(Shared(settings, self.held, self._holding, bytearray(BUFFER_SIZE)))
         self.sending = Sending(self.lanes, limits)
         self._scanner = processes.Scanner()
         self._framer = Framer()
@@ -62,15 +63,20 @@ class Collector:
         self.look_at = 0.0
         self._save_at = 0.0
         self._trouble = ""
+        self._said = ""
 
     # -- life ------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Go on from what an earlier life left, then turn until stopped."""
+    def start(self) -> None:
+        """Watch, and go on from what an earlier life left."""
         self._watching.start()
         for keeper, followed in self.lanes.restore(time.monotonic()):
             self._schedule(keeper, (followed,))
         log.info("ready: %d runs", len(self.lanes.keepers))
+
+    def run(self) -> None:
+        """Turn until stopped."""
+        self.start()
         while not self._stopping:
             wait = self.tick(time.monotonic())
             self._awake.wait(wait)
@@ -90,7 +96,7 @@ class Collector:
         if reply is not None:
             self.sending.apply(reply, time.monotonic())
         self.lanes.stop()
-        self._holder.disconnect()
+        self._holding.disconnect()
         log.info("stopped")
 
     # -- one turn --------------------------------------------------------------------------
@@ -118,6 +124,7 @@ class Collector:
         noticed, kicked = self._watching.collect()
         if noticed or now >= self.look_at:
             self.look_at = now + LOOK_S
+            self._holding.restore({name: fd for keeper in self.lanes for name, fd in keeper.open_files().items()})
             for keeper, followed in self.lanes.take_notices(now):
                 self._schedule(keeper, (followed,))
         for keeper in self.lanes:
@@ -137,39 +144,42 @@ class Collector:
             heapq.heappush(self._heap, (followed.pace.due, next(self._count), keeper, followed))
 
     def _read(self, now: float) -> bool:
-        """Read every file that is due; say whether reading waits for room."""
-        if self._no_room(now):
-            return True
+        """Read every file that is due; say whether reading waits for room. Closing files have the spool."""
         heap = self._heap
+        stalled = self._no_room(now)
+        waiting = []
         while heap and heap[0][0] <= now:
-            due, _, keeper, followed = heapq.heappop(heap)
-            if followed.tail is None or due != followed.pace.due:
+            entry = heapq.heappop(heap)
+            due, _, keeper, followed = entry
+            if not followed.is_open() or due != followed.pace.due:
+                continue
+            stalled = stalled or self.held.memory >= self._limits.memory_mib * MIB
+            if stalled and followed.closing_until is None:
+                waiting.append(entry)
                 continue
             followed.read(now, self._framer)
             self.sending.wants(keeper, followed)
-            if followed.tail is None:
-                keeper.let_go(followed)
+            if followed.is_open():
+                self._schedule(keeper, (followed,))
             else:
-                heapq.heappush(heap, (followed.pace.due, next(self._count), keeper, followed))
-            if self.held.memory >= self._limits.memory_mib * MIB:
-                return True
-        return False
+                keeper.let_go(followed)
+        for entry in waiting:
+            heapq.heappush(heap, entry)
+        return stalled
 
     def _no_room(self, now: float) -> bool:
-        if self.held.memory < self._limits.memory_mib * MIB:
+        """With memory full, what cannot be sent now goes to disk; say whether memory is full all the same."""
+        limit = self._limits.memory_mib * MIB
+        if self.held.memory < limit:
             return False
-        down_since = self.uplink.down_since
-        if down_since is None or now - down_since < SILENT_S:
-            return True
+        down = self.uplink.down_since is not None and now - self.uplink.down_since >= SILENT_S
         try:
             for keeper in self.lanes:
-                for followed in keeper.followed.values():
-                    for flow in followed.flows:
-                        flow.spill()
+                if down or (keeper.full_since is not None and now - keeper.full_since >= SILENT_S):
+                    keeper.spill()
         except TrainarchiveError as error:
-            self._say(f"{error}: reading waits for Redis")
-            return True
-        return False
+            self._say(f"{error}: reading waits")
+        return self.held.memory >= limit
 
     def _send(self, now: float) -> bool:
         if not self.uplink.idle(now):
@@ -184,8 +194,8 @@ class Collector:
 
     def _rest(self, now: float, *, sent: bool, stalled: bool) -> float:
         times = [self.look_at]
-        if self._heap and not stalled:
-            times.append(self._heap[0][0])
+        if self._heap:
+            times.append(now + STALLED_S if stalled else self._heap[0][0])
         if not sent:
             times.append(self.sending.next_time())
         elif self.uplink.next_try > now:
@@ -196,7 +206,10 @@ class Collector:
     def _tell_trouble(self) -> None:
         if self.uplink.trouble != self._trouble:
             self._trouble = self.uplink.trouble
-            self._say(self._trouble or "Redis answers again")
+            log.warning("%s", self._trouble or "Redis answers again")
 
     def _say(self, text: str) -> None:
-        log.warning("%s", text)
+        """Log a trouble that comes back every turn, but not every turn."""
+        if text != self._said:
+            self._said = text
+            log.warning("%s", text)

@@ -1,5 +1,6 @@
 """When a lane's files are looked for, and which of what is found is new."""
 
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -7,11 +8,16 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from trainarchive import opening, sources
-from trainarchive.errors import RefusedError
+from trainarchive.errors import RefusedError, UnavailableError
 from trainarchive.processes import Process
 from trainarchive.run import Job, Lane, Refusal
 from trainarchive.settings import Sources
 from trainarchive.tail import Identity
+
+log = logging.getLogger("trainarchive.collector")
+
+GONE = "gone"
+"""What opening says of a file that is no longer there: nothing to tell anybody."""
 
 AFTER_START_S = (0.0, 0.1, 0.5, 1.0, 2.0)
 """A lane is looked through at these times after its start, then every ``discovery_s``."""
@@ -74,6 +80,9 @@ class Finder:
     def candidates(self, job: Job, processes: Iterable[Process]) -> list[sources.Candidate]:
         """Return what the run's processes, those that ended too, may have written."""
         for process in processes:
+            # Several slurmd, or pretend nodes, may share this machine's /proc.
+            if process.environment.get("SLURMD_NODENAME", self._lane.node) != self._lane.node:
+                continue
             key = (process.pid, process.start_time)
             if key in self._processes or len(self._processes) < MAX_PROCESSES:
                 self._processes[key] = process
@@ -86,7 +95,7 @@ class Finder:
     def known(self, candidate: sources.Candidate) -> str | None:
         """Return the id of the source that already follows this very file."""
         try:
-            at = os.stat(candidate.proc_path) if candidate.proc_path else os.lstat(candidate.path)
+            at = os.lstat(candidate.path) if not candidate.proc_path else os.stat(candidate.proc_path)  # noqa: PTH116 - bytes
         except OSError:
             return None
         return self._by_inode.get((at.st_dev, at.st_ino))
@@ -96,8 +105,10 @@ class Finder:
         for candidate in candidates:
             try:
                 yield Opened(candidate, _open(candidate, uid))
+            except UnavailableError as error:
+                log.warning("%s: %s", self._lane.run, error)
             except RefusedError as error:
-                if error.what != opening.GONE:
+                if error.what != GONE:
                     shown = candidate.path.decode(errors="backslashreplace")
                     self._refuse(Refusal(shown, error.what))
 
@@ -107,6 +118,6 @@ class Finder:
 
 
 def _open(candidate: sources.Candidate, uid: int) -> int:
-    if candidate.fd is not None:
-        return opening.open_fd_of(candidate.pid, candidate.fd, candidate.start_time, uid=uid)
-    return opening.open_path(candidate.path, uid=uid)
+    if candidate.fd is not None and candidate.pid is not None:
+        return opening.open_fd_of(candidate.pid, candidate.fd, candidate.start_time, uid)
+    return opening.open_path(candidate.proc_path or candidate.path, uid)

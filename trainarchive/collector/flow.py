@@ -120,7 +120,7 @@ class Flow:
             self.spill()
             return
         if self.sealed < self.position:
-            if not tail.seek(self.sealed):
+            if not _seek(tail, self.sealed):
                 self.spill()
                 return
             self.position = self.sealed
@@ -133,6 +133,8 @@ class Flow:
                 f"the spool has its {self._held.spool_limit} bytes", where=str(self.spool_path.parent)
             )
         if self.spool is None:
+            # One that an earlier life made after its last saved state: what it holds is read again.
+            self.spool_path.unlink(missing_ok=True)
             self.spool = SpoolFile.create(self.spool_path, self.source, self.generation)
         before = self.spool.size
         self.spool.append(frame)
@@ -212,12 +214,12 @@ class Flow:
         if committed >= self.committed:
             self.accept(committed, self.sealed)
             if tail is not None and self.position > before:
-                tail.seek(self.position)
+                _seek(tail, self.position)
             return
         self.committed = committed
         if self.spool is not None and self.spool.start <= committed:
             self._requeue(committed)
-        elif tail is not None and tail.seek(committed):
+        elif tail is not None and _seek(tail, committed):
             self._drop_spool()
             self._to_spool = self._keep_spool
             self._clear_queue(committed)
@@ -264,6 +266,14 @@ class Flow:
             self._held.spooled -= self.spool.size
             self.spool.close()
             self.spool = None
+
+
+def _seek(tail: Tail, offset: int) -> bool:
+    """Go there; False where these bytes cannot be had from the file (any more)."""
+    try:
+        return tail.seek(offset)
+    except UnavailableError:
+        return False
 
 
 def recut(frame: Frame, start: int) -> Frame:

@@ -1,5 +1,7 @@
 """A followed source: an open file, its generations' flows, and when to look at it next."""
 
+import logging
+
 import msgspec
 
 from trainarchive.collector.flow import Flow, Held
@@ -8,6 +10,8 @@ from trainarchive.frame import MAX_RAW, Framer
 from trainarchive.run import Source
 from trainarchive.settings import Collector as Limits
 from trainarchive.tail import Saved, Tail
+
+log = logging.getLogger("trainarchive.collector")
 
 MIB = 1024 * 1024
 BLOCKS_A_TURN = 8
@@ -59,6 +63,10 @@ class Followed:
         """The flow of the newest generation."""
         return self.flows[-1]
 
+    def is_open(self) -> bool:
+        """The file is still followed (a call, since reading may let it go)."""
+        return self.tail is not None
+
     @property
     def done(self) -> bool:
         """The file is let go and every byte of it is in the store."""
@@ -78,6 +86,11 @@ class Followed:
             return 0
         got = 0
         try:
+            self._note_ends(tail)
+            if tail.offset != self.current.position:
+                # What was read last could not be kept, or an earlier life read further.
+                tail.seek(self.current.position)
+                self._note_ends(tail)
             for _ in range(BLOCKS_A_TURN):
                 block = None if self._at_ceiling(tail) else tail.read()
                 self._note_ends(tail)
@@ -97,8 +110,6 @@ class Followed:
 
     def _put_off(self, now: float, tail: Tail, why: str) -> None:
         """Nothing can be put on disk (or read) now: stay where we are, and give up only when the file must go."""
-        tail.seek(self.current.position)
-        self._note_ends(tail)
         self.pace.due = now + SPOOL_RETRY_S
         if self.closing_until is not None and now >= self.closing_until:
             self.current.lose(max(self._close_at, tail.offset + tail.pending()), f"not kept: {why}")
@@ -159,6 +170,12 @@ class Followed:
         """From here on what is not sealed goes to disk; at the file's end, or at ``until``, it is closed."""
         if self.closing_until is not None:
             return
+        try:
+            self._close(until)
+        except TrainarchiveError as error:
+            log.warning("%s: %s", ascii(self.source.path), error)
+
+    def _close(self, until: float) -> None:
         self.closing_until = until
         self.pace.due = 0.0
         if self.tail is not None:

@@ -12,8 +12,8 @@ from trainarchive import sources
 from trainarchive.collector.finding import Clock, Finder, Opened
 from trainarchive.collector.flow import Flow, Held
 from trainarchive.collector.followed import MIB, Followed
+from trainarchive.collector.holding import Holding
 from trainarchive.collector.saved import Phase, SavedFlow, SavedLane, SavedSource, save
-from trainarchive.holder import Holder
 from trainarchive.notice import Notice
 from trainarchive.processes import Process
 from trainarchive.run import Lane, LaneReport, Source
@@ -32,7 +32,7 @@ class Shared(msgspec.Struct, frozen=True):
 
     settings: Settings
     held: Held
-    holder: Holder
+    holder: Holding
     buffer: bytearray
 
 
@@ -57,6 +57,7 @@ class Keeper:
         self.told_safe = False
         self.report_changed = False
         self.hold_until = 0.0
+        self.full_since: float | None = None
         self.next_status = 0.0
         self.changed = True
         self._directory = directory
@@ -126,6 +127,12 @@ class Keeper:
         """Under which name the holder has the file."""
         return f"{self._directory.name}/{source_id}"
 
+    def open_files(self) -> dict[str, int]:
+        """Return what the holder should have: name → fd."""
+        return {
+            self.held_name(one.source.id): one.tail.fileno() for one in self.followed.values() if one.tail is not None
+        }
+
     def _hold_to_ceiling(self) -> None:
         ceiling = self._shared.settings.collector.run_ceiling_mib
         if sum(flow.position for one in self.followed.values() for flow in one.flows) < ceiling * MIB:
@@ -133,6 +140,13 @@ class Keeper:
         reason = f"over the ceiling of {ceiling} MiB a run and node; heads and the last {OVER_RUN_KEEP} bytes are kept"
         for followed in self.followed.values():
             followed.limit(OVER_RUN_KEEP, reason)
+
+    def spill(self) -> None:
+        """Put on disk what waits in memory."""
+        for followed in self.followed.values():
+            for flow in followed.flows:
+                if flow.waiting:
+                    flow.spill()
 
     def tell(self, **changes: object) -> None:
         """Change the report, which goes up with the next exchange."""
@@ -156,6 +170,7 @@ class Keeper:
             ends = {"exit_code": notice.job.exit_code, "derived_exit_code": notice.job.derived_exit_code}
             self.tell(job=msgspec.structs.replace(self.report.job, ended=notice.time, **ends))
         self.phase = Phase.CLOSING
+        self.next_status = 0.0
         until = now + self._shared.settings.collector.close_within_s
         for followed in self.followed.values():
             followed.close(until)

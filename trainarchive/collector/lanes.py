@@ -133,7 +133,7 @@ class Lanes:
     def restore(self, now: float) -> list[Waiting]:
         """Find the lanes that an earlier life left, then act again on the notices that were taken."""
         to_read: list[Waiting] = []
-        held_names = frozenset(self._shared.holder.names())
+        held_names = self._shared.holder.names()
         for directory in sorted(self._directories.iterdir()):
             to_read += self._restore_lane(directory, held_names)
         fresh_number = int(time.time())

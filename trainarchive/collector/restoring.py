@@ -61,7 +61,7 @@ def _reopen(keeper: Keeper, entry: SavedSource, shared: Shared, held_names: froz
         if name in held_names:
             fd = shared.holder.take(name)
         else:
-            fd = opening.open_path(entry.source.path_bytes, uid=keeper.report.job.uid)
+            fd = opening.open_path(entry.source.path_bytes, keeper.report.job.uid)
     except TrainarchiveError as error:
         if not isinstance(error, RefusedError):
             keeper.note(f"{entry.source.path}: {error}")

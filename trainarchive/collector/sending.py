@@ -97,6 +97,8 @@ class Sending:
         self._apply_statuses(reply)
         if reply.full:
             self._full_until = now + FULL_WAIT_S
+            for keeper in self._lanes:
+                keeper.full_since = keeper.full_since or now
         if reply.clock is not None:
             self._clock(reply.clock, now)
 
@@ -136,6 +138,9 @@ class Sending:
             return
         if answer.outcome is Outcome.FULL:
             keeper.hold_until = now + FULL_WAIT_S
+            keeper.full_since = keeper.full_since or now
+        else:
+            keeper.full_since = None
         before = flow.sealed
         if answer.outcome is Outcome.GAP:
             flow.rewind(answer.committed, followed.tail_of(flow))

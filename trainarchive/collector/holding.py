@@ -1,0 +1,77 @@
+"""The holder, as far as the daemon may depend on it: when it is gone, following goes on without it."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainarchive.errors import TrainarchiveError
+from trainarchive.holder import Holder
+
+log = logging.getLogger("trainarchive.collector")
+
+
+class Holding:
+    """Keeps copies of open files with the holder; never raises for ``keep`` and ``release``."""
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+        self._holder: Holder | None = None
+        self._told = False
+
+    def restore(self, files: Mapping[str, int]) -> None:
+        """Where there is no holder, start one and give it all ``files`` (name → fd)."""
+        if self._holder is not None:
+            return
+        try:
+            self._holder = Holder.start(self._state)
+        except (TrainarchiveError, OSError) as error:
+            self._lost(error)
+            return
+        self._told = False
+        for name, fd in files.items():
+            self.keep(name, fd)
+
+    def names(self) -> frozenset[str]:
+        """Return the names of the files that an earlier life of the collector left."""
+        if self._holder is None:
+            return frozenset()
+        try:
+            return frozenset(self._holder.names())
+        except TrainarchiveError as error:
+            self._lost(error)
+            return frozenset()
+
+    def take(self, name: str) -> int:
+        """Return a copy of a held file's fd; raise TrainarchiveError where it cannot be had."""
+        if self._holder is None:
+            raise TrainarchiveError("no holder process", where=str(self._state))
+        return self._holder.take(name)
+
+    def keep(self, name: str, fd: int) -> None:
+        """Have a copy of this file kept open beyond this process's life."""
+        if self._holder is not None:
+            try:
+                self._holder.keep(name, fd)
+            except TrainarchiveError as error:
+                self._lost(error)
+
+    def release(self, name: str) -> None:
+        """Have the copy closed."""
+        if self._holder is not None:
+            try:
+                self._holder.release(name)
+            except TrainarchiveError as error:
+                self._lost(error)
+
+    def disconnect(self) -> None:
+        """Leave the files with the holder."""
+        if self._holder is not None:
+            self._holder.disconnect()
+            self._holder = None
+
+    def _lost(self, error: Exception) -> None:
+        """A holder that does not answer holds nothing that could be had back: go on without, try again later."""
+        if not self._told:
+            log.warning("no holder (%s): files would not stay open over a restart of the collector", error)
+            self._told = True
+        self.disconnect()
