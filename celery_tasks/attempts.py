@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
+
 from celery_tasks.schedule import MIN_EXPIRY_S
 from trainarchive.errors import TrainarchiveError, UnavailableError
 from trainarchive.sealing import Hook
@@ -19,6 +21,14 @@ REMEMBER_S = 3600.0
 BACK_OFF_MAX_S = 60.0
 
 _log = logging.getLogger(__name__)
+
+
+class Hint(msgspec.Struct, frozen=True):
+    """What a message says: which task, for which lane or run, under which mark it was queued."""
+
+    task: str
+    subject: str
+    marker: str
 
 
 class BackOff:
@@ -60,26 +70,24 @@ def enqueue(task: Any, stream: Stream, subject: str, seconds: float) -> bool:
     return True
 
 
-def underway(
-    name: str, subject: str, marker: str, stream: Stream, settings: Settings, work: Callable[[Hook], object]
-) -> None:
-    """Do ``work`` for ``subject``; it gets a hook that keeps the mark of ``enqueue`` alive.
+def underway(hint: Hint, stream: Stream, settings: Settings, work: Callable[[Hook], object]) -> None:
+    """Do the ``work`` of a hint; it gets a hook that keeps the mark of ``enqueue`` alive.
 
     A task whose process was killed (out of memory, by the time limit) comes back; after
     ``worker.max_attempts`` of that within an hour it is refused, with an error in the log. What
     raises is not tried again here: the mark runs out, and the sweep sends it anew. Success frees
     the mark at once.
     """
-    mark = _mark(name, subject)
+    mark = _mark(hint.task, hint.subject)
 
     def keep(_: str) -> None:
-        stream.lock(mark, marker, settings.seal.lease_s)
+        stream.lock(mark, hint.marker, settings.seal.lease_s)
 
-    with told(f"{name} {subject}"), _attempt(stream, name, subject, settings.worker.max_attempts) as allowed:
+    with told(f"{hint.task} {hint.subject}"), _attempt(stream, hint, settings.worker.max_attempts) as allowed:
         if allowed:
             keep("")
             work(keep)
-            stream.unlock(mark, marker)
+            stream.unlock(mark, hint.marker)
 
 
 @contextlib.contextmanager
@@ -90,17 +98,17 @@ def told(what: str) -> Iterator[None]:
     except UnavailableError as error:
         _log.warning("%s: put off: %s", what, error)
     except TrainarchiveError as error:
-        _log.error("%s: %s", what, error)  # noqa: TRY400 - the error says all that people need
+        _log.error("%s: %s", what, error)
 
 
 @contextlib.contextmanager
-def _attempt(stream: Stream, name: str, subject: str, limit: int) -> Iterator[bool]:
+def _attempt(stream: Stream, hint: Hint, limit: int) -> Iterator[bool]:
     """Hold one of ``limit`` places; a killed process leaves its place taken, and so counts."""
     token = secrets.token_hex(8)
-    places = (f"attempt/{name}/{subject}/{number}" for number in range(1, limit + 1))
+    places = (f"attempt/{hint.task}/{hint.subject}/{number}" for number in range(1, limit + 1))
     place = next((place for place in places if stream.lock(place, token, REMEMBER_S)), None)
     if place is None:
-        _log.error("%s %s: given up: its process was killed %d times within an hour", name, subject, limit)
+        _log.error("%s %s: given up: its process was killed %d times within an hour", hint.task, hint.subject, limit)
         yield False
         return
     try:
@@ -110,5 +118,5 @@ def _attempt(stream: Stream, name: str, subject: str, limit: int) -> Iterator[bo
             stream.unlock(place, token)
 
 
-def _mark(name: str, subject: str) -> str:
-    return f"queued/{name}/{subject}"
+def _mark(task: str, subject: str) -> str:
+    return f"queued/{task}/{subject}"

@@ -28,7 +28,8 @@ class OneLine(logging.Formatter):
     def _message(record: logging.LogRecord) -> str:
         message = record.getMessage().partition("Traceback (most recent call last)")[0]
         error = record.exc_info[1] if record.exc_info else None
-        if error is None or str(error) in message:
+        # Celery's own wrapper of an error holds a traceback as its text, and the message the error.
+        if error is None or str(error) in message or "Traceback (most recent call last)" in str(error):
             return message
         return f"{message}: {type(error).__name__}: {error}"
 

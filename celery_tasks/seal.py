@@ -1,7 +1,7 @@
 """Sealing one lane."""
 
 from celery_tasks.app import app
-from celery_tasks.attempts import underway
+from celery_tasks.attempts import Hint, underway
 from celery_tasks.schedule import SEAL
 from trainarchive import sealing
 from trainarchive.run import Lane
@@ -11,6 +11,6 @@ from trainarchive.run import Lane
 def seal(lane: str, marker: str) -> None:
     """Seal what waits in the lane of that name."""
     underway(
-        SEAL, lane, marker, app.stream, app.settings,
+        Hint(SEAL, lane, marker), app.stream, app.settings,
         lambda at: sealing.catch_up(app.stream, app.store, Lane.parse(lane), app.settings.seal, at=at),
     )  # fmt: skip

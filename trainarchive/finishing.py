@@ -9,45 +9,30 @@ between any two steps and run again, it comes to the same end.
 import contextlib
 import logging
 import secrets
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from trainarchive import generations, hosts, keys, manifest, sealing, shelf, states
+from trainarchive import generations, keys, manifest, nodes, sealing, shelf, states
 from trainarchive.contents import Contents, source_entries
 from trainarchive.coverage import Name
 from trainarchive.errors import NotFoundError, TrainarchiveError, UnavailableError
 from trainarchive.frame import MAX_OFFSET
 from trainarchive.manifest import Manifest, NodeEntry
+from trainarchive.nodes import Live
 from trainarchive.run import Lane, LaneReport, RunKey, Source
 from trainarchive.sealing import MIB, Hook, no_hook
 from trainarchive.settings import Settings
 from trainarchive.shelf import Shelved
 from trainarchive.store.contract import Store
-from trainarchive.stream import LaneStatus, State, Stream
+from trainarchive.stream import State, Stream
 
 TRIES = 8
-ENDED_SEEN = "ended-seen"
-"""In a lane's control: when (Redis' clock, Unix s) the sweep first saw that its node was done."""
 FINISHED = "finished"
 """In a lane's control: ``<state> <when>`` of the last finish that could not let the lane go."""
 MAX_ALIASES = 16
 
 _log = logging.getLogger(__name__)
-
-
-class Live(msgspec.Struct, frozen=True):
-    """A lane as the log Redis knows it."""
-
-    status: LaneStatus
-    report: LaneReport
-    sources: dict[str, Source]
-
-    @property
-    def drained(self) -> bool:
-        """Whether the node is done and all that it sent is sealed."""
-        return self.status.state is not State.OPEN and self.status.entries == 0
 
 
 class _Group(msgspec.Struct, frozen=True):
@@ -79,31 +64,6 @@ def finish(stream: Stream, store: Store, run: RunKey, config: Settings, *, at: H
     finally:
         with contextlib.suppress(UnavailableError):
             stream.unlock(lock, token)
-
-
-def ended_at(status: LaneStatus, report: LaneReport) -> float | None:
-    """When the lane's node was done with its job (Redis' clock, Unix s), None while it is not.
-
-    The sweep's own mark is believed first: it does not depend on the node's clock.
-    """
-    mark = status.control.get(ENDED_SEEN, "")
-    with contextlib.suppress(ValueError):
-        return float(mark)
-    told = [moment - report.skew_s for moment in (report.drained_at, report.job.ended) if moment > 0]
-    if told:
-        return min(told)
-    return status.opened if status.state is not State.OPEN else None
-
-
-def expected_nodes(reports: Iterable[LaneReport]) -> tuple[str, ...]:
-    """Return the nodes that the run has by what most of its nodes say; none where nobody says it usably."""
-    said = Counter(report.job.nodes for report in reports if report.job.nodes)
-    for expression, _ in sorted(said.items(), key=lambda item: (-item[1], item[0])):
-        try:
-            return hosts.expand(expression)
-        except TrainarchiveError as error:
-            _log.warning("%s", error)
-    return ()
 
 
 class _Finish:
@@ -202,11 +162,12 @@ class _Finish:
                 if (again := self._look(lane)) is not None:
                     group.live[lane] = again
         self._step("sealed")
-        waiting = any(live.status.state is not State.OPEN and live.status.entries for live in group.live.values())
-        return late or (not waiting and all(entry.state == "drained" for entry in self._nodes(group, {})))
+        return late or all(entry.state == "drained" for entry in self._nodes(group, {}))
 
     def _is_late(self, group: _Group) -> bool:
-        moments = [moment for live in group.live.values() if (moment := ended_at(live.status, live.report)) is not None]
+        moments = [
+            moment for live in group.live.values() if (moment := nodes.ended_at(live.status, live.report)) is not None
+        ]
         return bool(moments) and self._now >= min(moments) + self._config.finish.deadline_s
 
     def _has_news(self, group: _Group) -> bool:
@@ -249,7 +210,7 @@ class _Finish:
     def _draft(self, group: _Group, contents: Contents, sources: Mapping[str, Source]) -> Manifest:
         previous = group.previous
         reports = _reports(group, contents)
-        nodes = self._nodes(group, reports)
+        entries = self._nodes(group, reports)
         found = contents.generations(previous)
         parts, idle = contents.parts(previous)
         jobs = [report.job for report in reports.values()]
@@ -258,7 +219,7 @@ class _Finish:
             number=previous.number + 1 if previous is not None else 1,
             run=group.run,
             written=self._stream.now()[0],
-            complete=all(node.state == "drained" for node in nodes),
+            complete=all(entry.state == "drained" for entry in entries),
             state=ending.state,
             state_from=ending.state_from,
             exit_code=ending.exit_code,
@@ -266,7 +227,7 @@ class _Finish:
             started=min((job.started for job in jobs if job.started > 0), default=0.0),
             ended=max((job.ended for job in jobs), default=0.0),
             aliases=_aliases(sources.values()),
-            nodes=nodes,
+            nodes=entries,
             sources=source_entries(sources, found),
             parts=tuple(parts),
             replaces=_merged_keys(previous.replaces if previous is not None else (), idle),
@@ -298,9 +259,11 @@ class _Finish:
         lanes: dict[str, list[Lane]] = {}
         for lane in group.lanes:
             lanes.setdefault(lane.node, []).append(lane)
-        names = {*expected_nodes(told), *lanes, *before}
+        names = {*nodes.expected(told), *lanes, *before}
         return tuple(
-            _node(name, sorted(lanes.get(name, ()), key=lambda lane: lane.token), group.live, known, before.get(name))
+            nodes.entry(
+                name, sorted(lanes.get(name, ()), key=lambda lane: lane.token), group.live, known, before.get(name)
+            )
             for name in sorted(names)
         )
 
@@ -357,28 +320,6 @@ def _reports(group: _Group, contents: Contents) -> dict[Lane, LaneReport]:
         if entry is not None and entry.report is not None and entry.tokens[-1:] == (lane.token,):
             reports[lane] = entry.report
     return reports | {lane: live.report for lane, live in group.live.items()}
-
-
-def _node(
-    name: str,
-    lanes: list[Lane],
-    live: Mapping[Lane, Live],
-    reports: Mapping[Lane, LaneReport],
-    before: NodeEntry | None,
-) -> NodeEntry:
-    """Put one node's entry together; what Redis no longer knows stays as the last manifest had it."""
-    tokens = tuple(sorted({*(lane.token for lane in lanes), *(before.tokens if before is not None else ())}))
-    if not tokens:
-        return NodeEntry(name, "missing")
-    now_known = [live[lane] for lane in lanes if lane in live]
-    report = next((reports[lane] for lane in reversed(lanes) if lane in reports), before.report if before else None)
-    if now_known:
-        drained = all(each.drained for each in now_known)
-    elif before is not None and before.state != "missing":
-        drained = before.state == "drained"
-    else:
-        drained = report is not None and report.drained
-    return NodeEntry(name, "drained" if drained else "open", tokens, report)
 
 
 def _aliases(sources: Iterable[Source]) -> tuple[str, ...]:

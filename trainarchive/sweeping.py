@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from trainarchive import finishing, sealing
+from trainarchive import nodes, sealing
 from trainarchive.errors import TrainarchiveError, UnavailableError
-from trainarchive.finishing import ENDED_SEEN, FINISHED
+from trainarchive.finishing import FINISHED
+from trainarchive.nodes import ENDED_SEEN
 from trainarchive.run import Lane, LaneReport, RunKey
 from trainarchive.settings import Settings
 from trainarchive.stream import LaneStatus, State, Stream
@@ -185,7 +186,7 @@ def _is_due(lanes: Sequence[LaneStatus], reports: Mapping[Lane, LaneReport], now
 def _all_done(lanes: Sequence[LaneStatus], reports: Mapping[Lane, LaneReport]) -> bool:
     busy = {status.lane.node for status in lanes if status.state is State.OPEN or status.entries}
     done = {status.lane.node for status in lanes} - busy
-    expected = finishing.expected_nodes(reports[status.lane] for status in lanes if status.lane in reports)
+    expected = nodes.expected(reports[status.lane] for status in lanes if status.lane in reports)
     return not busy and done.issuperset(expected)
 
 

@@ -7,8 +7,10 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import FrameType
 
 import click
@@ -17,15 +19,17 @@ from trainarchive import settings as settings_module
 from trainarchive.embedded import Embedded
 from trainarchive.errors import TrainarchiveError, UnavailableError
 from trainarchive.settings import Settings
+from trainarchive.store import open_store
 
 LEVELS = ("debug", "info", "warning", "error")
 LOOK_EVERY_S = 1.0
 WARM_S = 10.0
 """After SIGTERM running tasks may end for so long."""
 COLD_S = 8.0
-"""After SIGQUIT Celery puts running tasks back; whatever still lives then is killed."""
+"""After SIGQUIT Celery puts running tasks back for so long; whatever still lives then is killed."""
 RESTART_MAX_S = 30.0
 READY_FD = "TA_WORKER_READY_FD"
+"""Celery's side of it is in ``celery_tasks.processes``."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,12 +51,37 @@ def command(obj: object, concurrency: int | None, queues: tuple[str, ...], beat:
     logging.basicConfig(stream=sys.stderr, level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
     home, config = getattr(obj, "home", None), getattr(obj, "config", None)
     settings = settings_module.load(os.environ, home=home, config=config)
-    arguments = ["worker", f"--concurrency={concurrency or settings.worker.concurrency}", f"--loglevel={log_level}"]
-    arguments += ["--without-gossip", "--without-mingle", "--without-heartbeat", f"--hostname=trainarchive-{os.getpid()}@%h"]
-    arguments += [f"--queues={','.join(queues)}"] if queues else []
-    arguments += ["--beat"] if beat else []
+    open_store(settings)  # an unusable URL is told now, not by every task
+    stopped = threading.Event()
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        stopped.set()
+
+    # Before anything is started, so that no moment is left in which a signal would leave it behind.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    arguments = [
+        "--quiet",
+        "worker",
+        f"--concurrency={concurrency or settings.worker.concurrency}",
+        f"--loglevel={log_level}",
+        f"--hostname=trainarchive-{os.getpid()}@%h",
+        "--without-gossip",
+        "--without-mingle",
+        "--without-heartbeat",
+        *([f"--queues={','.join(queues)}"] if queues else []),
+        *(["--beat"] if beat else []),
+    ]
     with _embedded(settings) as redis:
-        _Supervisor(arguments, settings_module.environment(settings), redis).run()
+        _supervise(arguments, _environment(settings, config), redis, stopped)
+
+
+def _environment(settings: Settings, config: Path | None) -> dict[str, str]:
+    """Return what makes Celery's processes load the same settings."""
+    told = {"TRAINARCHIVE_HOME": str(settings.home)}
+    if config is not None:
+        told["TRAINARCHIVE_CONFIG"] = str(config.absolute())
+    return {**os.environ, **told}
 
 
 @contextlib.contextmanager
@@ -65,35 +94,87 @@ def _embedded(settings: Settings) -> Iterator[Embedded | None]:
         yield redis
 
 
-class _Supervisor:
-    """One Celery as a child process, kept alive; and the embedded Redis, kept alive too."""
+def _supervise(
+    arguments: list[str], environment: Mapping[str, str], redis: Embedded | None, stopped: threading.Event
+) -> None:
+    """Keep one Celery and the embedded Redis alive until told to stop.
 
-    def __init__(self, arguments: list[str], environment: Mapping[str, str], redis: Embedded | None) -> None:
-        self._arguments = arguments
-        self._environment = environment
-        self._redis = redis
-        self._stopping = False
+    Raise UnavailableError where Celery ends before it was ready even once: then its settings or
+    its installation are broken, and trying again would only hide it.
+    """
+    ready = False
+    wait_s = 1.0
+    while not stopped.is_set():
+        began = time.monotonic()
+        child = _Child(arguments, environment)
+        try:
+            while not stopped.is_set() and child.status is None:
+                if not ready and child.is_ready():
+                    ready = True
+                    click.echo("trainarchive worker is ready")
+                _look_after(redis)
+                stopped.wait(LOOK_EVERY_S if ready else LOOK_EVERY_S / 20)
+        finally:
+            status = child.end()
+        if stopped.is_set():
+            return
+        if not ready:
+            raise UnavailableError(f"Celery ended with status {status} before it was ready", hint="see its words above")
+        wait_s = 1.0 if time.monotonic() - began > RESTART_MAX_S else min(2 * wait_s, RESTART_MAX_S)
+        _log.error("Celery ended by itself with status %s; it is started again in %.0f s", status, wait_s)
+        stopped.wait(wait_s)
 
-    def run(self) -> None:
-        """Return when told to stop and all is ended; raise UnavailableError where Celery cannot even start."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop)
-        wait_s = 1.0
-        was_ready = False
-        while not self._stopping:
-            began = time.monotonic()
-            with _Child(self._arguments, self._environment) as child:
-                while not self._stopping and child.alive():
-                    if not was_ready and child.is_ready(LOOK_EVERY_S / 4):
-                        was_ready = True
-                        click.echo("trainarchive worker is ready")
-                        sys.stdout.flush()
-                    self._look_after_redis()
-                    self._pause(LOOK_EVERY_S if was_ready else 0.0)
-            if self._stopping:
-                return
-            if not was_ready:
-                raise UnavailableError("Celery ended before it was ready", hint="its own words are above")
-            wait_s = 1.0 if time.monotonic() - began > RESTART_MAX_S else min(2 * wait_s, RESTART_MAX_S)
-            _log.error("Celery ended by itself (status %s); started again in %.0f s", child.status, wait_s)
-            self._pause(wait_s)
+
+def _look_after(redis: Embedded | None) -> None:
+    if redis is None or redis.alive():
+        return
+    _log.error("the embedded Redis ended; it is started again")
+    try:
+        redis.restart()
+    except TrainarchiveError as error:
+        _log.error("%s", error)
+
+
+class _Child:
+    """Celery as a child process, in a session of its own: Ctrl-C in a terminal is for us, who then end it in order."""
+
+    def __init__(self, arguments: list[str], environment: Mapping[str, str]) -> None:
+        self._ready, theirs = os.pipe()
+        try:
+            # -P: no module is taken from the current directory.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "celery_tasks", *arguments],
+                env={**environment, READY_FD: str(theirs)},
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr,
+                pass_fds=(theirs,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(theirs)
+
+    @property
+    def status(self) -> int | None:
+        """Exit status, None while it runs."""
+        return self._process.poll()
+
+    def is_ready(self) -> bool:
+        """Say whether it takes tasks."""
+        readable, _, _ = select.select([self._ready], [], [], 0)
+        return bool(readable) and os.read(self._ready, 1) == b"1"
+
+    def end(self) -> int:
+        """End it in bounded time (with a dead broker its own warm shutdown hangs); return its status."""
+        for number, seconds in ((signal.SIGTERM, WARM_S), (signal.SIGQUIT, COLD_S), (signal.SIGKILL, None)):
+            if self.status is not None:
+                break
+            if number is signal.SIGKILL:
+                _log.warning("Celery does not end; it is killed, and its work left to the next worker")
+            self._process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+        # Its pool processes die with it, by the kernel; those of a session that is empty need nothing.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        os.close(self._ready)
+        return self._process.wait()
