@@ -161,10 +161,8 @@ def _tell(error: TrainarchiveError, *, as_json: bool) -> None:
 
 
 def _say(line: str) -> None:
-    """Write one line to standard error; what is in it may come from hostile file names."""
-    safe = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
     with contextlib.suppress(OSError):
-        click.echo(safe, err=True)
+        click.echo(line, err=True)
 
 
 def _keep_traceback(error: BaseException) -> str:

@@ -46,7 +46,7 @@ class Ranks(click.ParamType[tuple[tuple[int, int], ...]]):
 
 @click.command("fetch")
 @job_options
-@click.option("--rank", "ranks", type=Ranks(), default=(), metavar="0,3-7", help="Files of these global ranks only.")
+@click.option("--rank", "ranks", type=Ranks(), metavar="0,3-7", help="Files of these global ranks only.")
 @click.option("--node", "nodes", multiple=True, metavar="GLOB", help="Files of matching nodes only; repeatable.")
 @click.option(
     "--kind", "kinds", multiple=True, type=click.Choice([kind.value for kind in Kind]), help="Only these; repeatable."
@@ -64,7 +64,7 @@ def command(  # noqa: PLR0913 (one for each option)
     ctx: click.Context,
     *,
     job: Job,
-    ranks: tuple[tuple[int, int], ...],
+    ranks: tuple[tuple[int, int], ...] | None,
     nodes: tuple[str, ...],
     kinds: tuple[str, ...],
     out: Path | None,
@@ -82,7 +82,7 @@ def command(  # noqa: PLR0913 (one for each option)
     Where bytes are missing, the file holds the others, in order, with nothing in their place;
     GAPS.txt in the directory says what is missing and why, and the exit status is 4.
     """
-    selection = Selection(ranks=ranks, nodes=nodes, kinds=kinds)
+    selection = Selection(ranks=ranks or (), nodes=nodes, kinds=kinds)
     _end_in_order()
     with open_archive(ctx.obj) as archive:
         views = _matching(archive.find(job), selection)

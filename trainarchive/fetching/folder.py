@@ -49,13 +49,16 @@ class Folder:
                 found = os.open(name[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         except (OSError, TrainarchiveError):
             return False  # writing it will tell what is wrong, if anything is
-        with open(found, "rb", buffering=0) as file:  # noqa: PTH123 (a descriptor, no path)
+        try:
             status = os.fstat(found)
             if not stat.S_ISREG(status.st_mode) or status.st_size != size:
                 return False
             hasher = blake3.blake3()
-            while block := file.read(_BLOCK):
-                hasher.update(block)
+            with self._errors(name):
+                while block := os.read(found, _BLOCK):
+                    hasher.update(block)
+        finally:
+            os.close(found)
         return hasher.hexdigest() == digest
 
     @contextlib.contextmanager

@@ -11,7 +11,7 @@ from trainarchive.run import Lane, LaneReport, RunKey, Source
 from trainarchive.store.contract import Store
 from trainarchive.stream import State, Stream, StreamEntry
 
-UNREACHABLE = "the log Redis does not answer: the newest bytes of running jobs may be missing"
+UNREACHABLE = "running jobs, or their newest bytes, may be missing"
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class Door:
     def __init__(self, stream: Stream | None) -> None:
         """``stream`` of None: it is known not to be there."""
         self._stream = stream
-        self.notes: list[str] = [] if stream is not None else [UNREACHABLE]
+        self.notes: list[str] = [] if stream is not None else [f"{UNREACHABLE}: no log Redis is known"]
 
     @property
     def open(self) -> bool:
@@ -74,7 +74,7 @@ class Door:
             return question(self._stream)
         except UnavailableError as error:
             self._stream = None
-            self.notes.append(f"{UNREACHABLE} ({error})")
+            self.notes.append(f"{UNREACHABLE}: {error}")
         except DamagedError as error:
             # What one node put into its own lane must not hide the others'.
             self.notes.append(f"left out: {error}")

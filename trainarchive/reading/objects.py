@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from trainarchive.errors import DamagedError, NotFoundError
+from trainarchive.frame import MAX_RAW
 from trainarchive.run import LaneReport, Source
 from trainarchive.segment import TAIL_GUESS, Placed, index_span, read_index
 from trainarchive.store.contract import Store
@@ -26,14 +27,14 @@ class Contents:
     def __init__(
         self, key: str, frames: Iterable[Placed], sources: dict[str, Source], lanes: dict[str, LaneReport]
     ) -> None:
-        """Group ``frames``; what stands outside the text's bounds is left out."""
+        """Group ``frames``; those that cannot be are left out."""
         self.key = key
         self.sources = sources
         self.lanes = lanes
         self.frames: dict[tuple[str, int], list[Placed]] = {}
         self.count = 0
         for placed in frames:
-            if placed.offset >= 0 and placed.length > 0 and placed.at >= 0:
+            if placed.offset >= 0 and placed.length > 0 and placed.at >= 0 and 0 <= placed.size <= 2 * MAX_RAW:
                 self.frames.setdefault((placed.source, placed.generation), []).append(placed)
                 self.count += 1
 

@@ -11,7 +11,7 @@ from trainarchive.reading.live import Door, LiveLane, segments
 from trainarchive.reading.objects import Objects
 from trainarchive.reading.reference import Reference, parse
 from trainarchive.reading.view import RunView
-from trainarchive.run import LaneReport, RunKey, Source
+from trainarchive.run import Lane, LaneReport, RunKey, Source
 from trainarchive.store.contract import Store
 from trainarchive.stream import State, Stream
 
@@ -115,11 +115,12 @@ class _Search:
         level0 = segments(self._store, key)
         books = _manifests(self._store, key)
         owned = {(entry.node, token) for book in books.values() for entry in book.nodes for token in entry.tokens}
-        reports = {
-            lane: self._report(lanes.get(lane), level0.get(lane, ()))
-            for lane in {*lanes, *level0}
-            if (lane.node, lane.token) in owned or _is_unwritten(lanes.get(lane), level0.get(lane, ()))
-        }
+        reports: dict[Lane, LaneReport | None] = {}
+        for lane in {*lanes, *level0}:
+            if (lane.node, lane.token) in owned:
+                reports[lane] = None  # whose it is, is known by its token
+            elif _is_unwritten(lanes.get(lane), level0.get(lane, ())):
+                reports[lane] = self._report(lanes.get(lane), level0.get(lane, ()))
         shares = generations.assign(reports, books)
         number = name.generation if name.exact else max([*shares, *books], default=0)
         if number is None or (number not in shares and number not in books):
