@@ -17,7 +17,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("stream", "embedded"),
     ("collector",),
     ("keys", "segment", "store"),
-    ("sealing", "manifest", "finishing"),
+    (
+        *("hosts", "states", "manifest", "coverage", "shelf", "contents", "generations", "nodes"),
+        *("sealing", "finishing", "sweeping", "reaping"),
+    ),
     ("reading", "fetching"),
     ("cli", "demo", "__main__"),
 )

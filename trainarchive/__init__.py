@@ -2,16 +2,19 @@
 
 The modules, in import order (a module imports only from its own row and the rows above):
 
-===========================================  ==========================================================
-errors settings run frame                    the words: what travels between the parts
-notice sources opening tail spool            a compute node's parts
-stream                                       the door: the log Redis lives here only
-collector                                    the daemon of a compute node
-keys segment store                           the shelf: object names, segments, object stores
-sealing manifest finishing                   the books: what workers do with a run
-reading                                      the reader: live and archived, one path
-embedded cli demo                            faces
-===========================================  ==========================================================
+=============================================  ========================================================
+errors settings run frame places               the words: what travels between the parts
+notice processes sources opening tail spool    a compute node's parts
+holder
+stream embedded                                the door: the log Redis lives here only
+collector                                      the daemon of a compute node
+keys segment store                             the shelf: object names, segments, object stores
+hosts states manifest coverage shelf contents  the books: what workers do with a run
+generations nodes sealing finishing sweeping
+reaping
+reading fetching                               the reader: live and archived, one path
+cli demo                                       faces
+=============================================  ========================================================
 """
 
 __version__ = "0.1.0"
