@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -44,10 +45,18 @@ def command(directory: Path) -> None:
     verdict = Story(settings, say).tell()
     for problem in verdict.problems:
         say(f"PROBLEM {problem}")
-    say(f"try by hand: trainarchive --home {directory} ls (or: show 102, fetch 101 --rank 5)")
+    say(f"try by hand: {_own_name()} --home {directory} ls (or: show 102, fetch 101 --rank 5)")
     if verdict.problems:
         raise DamagedError(f"{len(verdict.problems)} of {verdict.files} files differ", where=os.fspath(home))
     click.echo(f"demo: {verdict.files} files, {verdict.bytes:,} bytes fetched after both nodes were wiped: identical")
+
+
+def _own_name() -> str:
+    """Return how this command was called, as it can be typed again from here."""
+    called = Path(sys.argv[0]).absolute()
+    if called.name != "trainarchive":
+        return f"{Path(sys.executable).name} -m trainarchive"
+    return os.fspath(called.relative_to(Path.cwd())) if called.is_relative_to(Path.cwd()) else "trainarchive"
 
 
 def _make(home: Path) -> None:

@@ -88,7 +88,8 @@ class Node:
 
     def epilog(self, job: PretendJob, exit_code: str) -> None:
         """Run the epilog."""
-        ends = {"SLURM_JOB_EXIT_CODE2": exit_code, "SLURM_JOB_DERIVED_EC": exit_code.partition(":")[0]}
+        code, _, number = exit_code.partition(":")
+        ends = {"SLURM_JOB_EXIT_CODE2": exit_code, "SLURM_JOB_DERIVED_EC": str(int(code) << 8 | int(number))}
         self._hook("epilog.d", self._slurm(job) | ends)
 
     def _hook(self, directory: str, environment: dict[str, str]) -> None:
@@ -133,6 +134,9 @@ class Node:
             "SLURM_LOCALID": str(rank.local),
             "RANK": str(rank.number),
             "LOCAL_RANK": str(rank.local),
+            "TORCHELASTIC_ERROR_FILE": os.fspath(
+                self.scratch / f"errors-{job.job_id}" / str(rank.local) / "error.json"
+            ),
         }
         environment |= self._task_prolog(environment)
         stdout = self.scratch / rank.stdout

@@ -57,6 +57,14 @@ def train(out: Told, rank: str) -> None:
         time.sleep(PAUSE_S)
 
 
+def burst(out: Told, rank: str) -> None:
+    """Talk much: some megabytes every now and then, as debug output does."""
+    line = f"rank={rank} grad_norm=0.731942 param=transformer.h.17.attn.c_proj.weight mean=-0.000193 std=0.019983\n"
+    for part in range(STEPS // 3):
+        out.say(f"dump {part}\n" + line * 8000)
+        time.sleep(PAUSE_S)
+
+
 def bars(out: Told, rank: str) -> None:
     """Progress bars: carriage returns, colours, no line end until the epoch is over."""
     for epoch in range(3):
@@ -99,6 +107,14 @@ def fail(out: Told, rank: str) -> None:
     )
 
 
+def error_json(path: Path) -> Told:
+    """Leave what torchrun's @record leaves."""
+    out = open_told(path)
+    message = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB."
+    out.say(json.dumps({"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}))
+    return out
+
+
 def main() -> int:
     """Follow the habit that the command line names."""
     habit, truth = sys.argv[1], Path(sys.argv[2])
@@ -117,7 +133,10 @@ def main() -> int:
         written.append(nccl(os.environ["NCCL_DEBUG_FILE"]))
         if habit == "fail":
             fail(out, rank)
+            written.append(error_json(Path(os.environ["TORCHELASTIC_ERROR_FILE"])))
             status = 1
+        elif habit == "burst":
+            burst(out, rank)
         elif habit == "bars":
             bars(out, rank)
             written.append(fleeting(own, rank))

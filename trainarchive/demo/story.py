@@ -86,12 +86,15 @@ class Story:
         n1, n2 = self._nodes
         for node in self._nodes:
             node.prolog(job)
-        self._say(f"job {job.job_id}: prologs ran on n1 and n2; six ranks with six habits start")
+        self._say(
+            f"job {job.job_id}: prologs ran on n1 and n2; six ranks start: a file each, progress bars, "
+            "a torchrun directory, a shared file, files deleted after their last byte"
+        )
         shared = n2.scratch / "all-ranks.out"
         ranks = [
             self._start_rank(n1, job, Rank(0, 0, "plain", "logs/rank 0.out")),
             self._start_rank(n1, job, Rank(1, 1, "bars", "logs/rank1.out")),
-            self._start_rank(n1, job, Rank(2, 2, "plain", "torchrun/none_d3m0d3m0/attempt_0/2/stdout.log")),
+            self._start_rank(n1, job, Rank(2, 2, "burst", "torchrun/none_d3m0d3m0/attempt_0/2/stdout.log")),
             self._start_rank(n2, job, Rank(3, 0, "shared", shared.name)),
             self._start_rank(n2, job, Rank(4, 1, "shared", shared.name)),
             self._start_rank(n2, job, Rank(5, 2, "bars", "logs/rank5.out")),
@@ -152,11 +155,20 @@ class Story:
             out = self._home / "fetched" / str(job_id)
             self._command("fetch", str(job_id), "-o", os.fspath(out))
             verdicts.append(compare(told(self._truth / str(job_id)), out))
+        self._command("show", str(BAD))
+        self._last_words()
         return Verdict(
             sum(one.files for one in verdicts),
             sum(one.bytes for one in verdicts),
             tuple(problem for one in verdicts for problem in one.problems),
         )
+
+    def _last_words(self) -> None:
+        """Show what the failed rank said last: from the archive, for its node is gone."""
+        (path,) = (self._home / "fetched" / str(BAD)).glob("n2/**/*rank1.out")
+        self._say(f"the last lines of job {BAD}'s rank 1, which ran on the wiped node n2:")
+        for line in path.read_text().splitlines()[-4:]:
+            self._say(f"    {line}")
 
     def _command(self, *words: str) -> None:
         self._say(f"$ trainarchive {' '.join(words)}")
