@@ -9,13 +9,16 @@ import pytest
 import redis
 from tests_node import Node
 
+from trainarchive.collector import sending
 from trainarchive.collector.saved import Phase
+from trainarchive.holder import Holder
 from trainarchive.stream import Stream
 
 
 @pytest.fixture
-def make_node(tmp_path: Path, stream: Stream) -> Iterator[Callable[..., Node]]:
+def make_node(tmp_path: Path, stream: Stream, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Node]]:
     """Give a function that makes the test's node."""
+    monkeypatch.setattr(sending, "STATUS_S", 0.02)
     made: list[Node] = []
 
     def make(**limits: object) -> Node:
@@ -161,3 +164,109 @@ def test_without_redis_memory_stays_bounded(tmp_path: Path) -> None:
         assert node.collector.held.spooled <= 5 * 1024 * 1024
     finally:
         node.end()
+
+
+def test_prolog_and_epilog_may_run_twice(make_node: Callable[..., Node]) -> None:
+    """Slurm repeats hooks after a restart of its daemons: one run stays one lane."""
+    node = make_node()
+    node.prolog()
+    node.prolog()
+    node.until(node.all_taken)
+    assert len(node.collector.lanes.keepers) == 1
+    (node.private / "x.log").write_bytes(b"once")
+    node.until(node.settled)
+    node.epilog()
+    node.epilog()
+    node.until(node.all_taken)
+    node.archive()
+    assert node.archived()[os.fsencode(node.private / "x.log")] == {0: (b"once", [])}
+    assert list((node.settings.spool / "open").iterdir()) == []
+
+
+def test_an_epilog_without_prolog_closes_nothing(make_node: Callable[..., Node]) -> None:
+    """The collector may be installed while jobs run."""
+    node = make_node()
+    node.epilog()
+    node.until(node.all_taken)
+    assert not node.collector.lanes.keepers
+    assert list((node.settings.spool / "open").iterdir()) == []
+
+
+def test_a_requeued_job_closes_the_attempt_whose_epilog_never_came(make_node: Callable[..., Node]) -> None:
+    """The node crashed in between: its first attempt must not stay open for ever."""
+    node = make_node()
+    node.prolog()
+    node.until(node.all_taken)
+    node.prolog(SLURM_JOB_RESTART_COUNT=b"1")
+    node.until(node.all_taken)
+    phases = {keeper.lane.run.attempt: keeper.phase for keeper in node.collector.lanes}
+    assert phases[0] is not Phase.FOLLOWING
+    assert phases[1] is Phase.FOLLOWING
+    (first,) = [keeper for keeper in node.collector.lanes if keeper.lane.run.attempt == 0]
+    assert any("epilog never came" in note for note in first.report.notes)
+
+
+def test_the_epilog_of_a_requeued_run_closes_it_under_its_own_attempt(make_node: Callable[..., Node]) -> None:
+    """In Epilog the restart count is already one higher."""
+    node = make_node()
+    node.prolog()
+    node.until(node.all_taken)
+    node.epilog(SLURM_JOB_RESTART_COUNT=b"1")
+    node.until(node.all_taken)
+    assert node.lane.run.attempt == 0
+    assert node.collector.lanes.keepers[node.lane].phase is not Phase.FOLLOWING
+
+
+def test_a_job_may_opt_out(make_node: Callable[..., Node]) -> None:
+    """With the comment that the site allows, nothing is followed and its directory goes."""
+    node = make_node()
+    node.prolog(SLURM_JOB_COMMENT=b"notrainarchive")
+    node.until(node.all_taken)
+    assert not node.collector.lanes.keepers
+    assert not node.private.exists()
+
+
+def test_a_torn_notice_is_set_aside(make_node: Callable[..., Node]) -> None:
+    """Trash in the spool harms nothing and stays for people to look at."""
+    node = make_node()
+    torn = node.settings.spool / "notices" / "prolog.9.1"
+    torn.write_bytes(b"SLURM_JOB_ID=9\0")
+    node.prolog()
+    node.until(node.all_taken)
+    assert len(node.collector.lanes.keepers) == 1
+    assert (torn.parent / "bad" / torn.name).exists()
+
+
+def test_a_lost_state_file_loses_nothing(make_node: Callable[..., Node]) -> None:
+    """Files are read again from their beginning, under a generation that no earlier life used."""
+    node = make_node()
+    node.prolog()
+    node.until(node.all_taken)
+    path = node.private / "x.log"
+    path.write_bytes(b"all of it")
+    node.until(node.settled)
+    for state in node.settings.state.glob("lanes/*/state.json"):
+        state.write_bytes(b"torn{")
+    node.restart()
+    node.until(node.settled)
+    node.epilog()
+    node.archive()
+    assert {text for text, gaps in node.archived()[os.fsencode(path)].values() if not gaps} == {b"all of it"}
+
+
+def test_without_a_holder_following_goes_on(make_node: Callable[..., Node]) -> None:
+    """The holder may be killed; another one is started and gets the files."""
+    node = make_node()
+    node.prolog()
+    node.until(node.all_taken)
+    path = node.private / "x.log"
+    path.write_bytes(b"one")
+    node.until(node.settled)
+    Holder.start(node.settings.state).stop()
+    (node.private / "y.log").write_bytes(b"two")
+    node.until(node.settled)
+    path.unlink()
+    node.restart()
+    node.epilog()
+    node.archive()
+    assert node.archived()[os.fsencode(path)] == {0: (b"one", [])}

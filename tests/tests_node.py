@@ -34,14 +34,18 @@ class Node:
         self.collector.start()
         self.private = self.settings.spool / "jobs" / f"{JOB}.0"
 
-    def prolog(self) -> None:
-        """Do what Prolog does."""
-        self.private.mkdir()
-        self._notice("prolog", {"TRAINARCHIVE_DIR": os.fsencode(self.private)})
+    def prolog(self, **more: bytes) -> None:
+        """Do what Prolog does; ``more`` replaces or adds values."""
+        self.private.mkdir(exist_ok=True)
+        self._notice("prolog", {"TRAINARCHIVE_DIR": os.fsencode(self.private)} | more)
 
-    def epilog(self) -> None:
+    def epilog(self, **more: bytes) -> None:
         """Do what Epilog does."""
-        self._notice("epilog", {"SLURM_JOB_EXIT_CODE2": b"0:0"})
+        self._notice("epilog", {"SLURM_JOB_EXIT_CODE2": b"0:0"} | more)
+
+    def all_taken(self) -> bool:
+        """No notice waits."""
+        return not notice.waiting(self.settings.spool)
 
     def _notice(self, event: str, more: dict[str, bytes]) -> None:
         values = {

@@ -86,7 +86,6 @@ class Collector(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     run_ceiling_mib: Mebibytes = 20_480
     back_off_max_s: Seconds = 10.0
     state_every_s: Seconds = 1.0
-    settle_s: SecondsOrNone = 0.5
     opt_out_comment: str = "notrainarchive"
 
 

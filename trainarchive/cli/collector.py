@@ -2,6 +2,7 @@
 
 import logging
 import os
+import resource
 import signal
 import sys
 from types import FrameType
@@ -35,6 +36,8 @@ def command(where: Globals) -> None:
     def stop(_signal: int, _frame: FrameType | None) -> None:
         collector.stop()
 
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one open file a source, and a node may have thousands
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     collector.run()

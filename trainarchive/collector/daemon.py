@@ -125,6 +125,7 @@ class Collector:
         if noticed or now >= self.look_at:
             self.look_at = now + LOOK_S
             self._holding.restore({name: fd for keeper in self.lanes for name, fd in keeper.open_files().items()})
+            self.lanes.sweep(now)
             for keeper, followed in self.lanes.take_notices(now):
                 self._schedule(keeper, (followed,))
         for keeper in self.lanes:

@@ -14,6 +14,7 @@ from trainarchive.collector.flow import Flow, Held
 from trainarchive.collector.followed import MIB, Followed
 from trainarchive.collector.holding import Holding
 from trainarchive.collector.saved import Phase, SavedFlow, SavedLane, SavedSource, save
+from trainarchive.errors import UnavailableError
 from trainarchive.notice import Notice
 from trainarchive.processes import Process
 from trainarchive.run import Lane, LaneReport, Source
@@ -63,6 +64,7 @@ class Keeper:
         self._directory = directory
         self._shared = shared
         self._first_generation = first_generation
+        self._save_trouble = ""
 
     @property
     def private_name(self) -> str:
@@ -255,7 +257,15 @@ class Keeper:
         """Write the state file."""
         entries = tuple(_saved(followed) for followed in self.followed.values())
         saved = SavedLane(1, self.lane.name, self.report, self.phase, tuple(self.notices), entries)
-        save(self._directory, saved, durable=durable)
+        try:
+            save(self._directory, saved, durable=durable)
+        except UnavailableError as error:
+            # The run is more than its state: go on, and try again at the next turn of saving.
+            if self._save_trouble != str(error):
+                self._save_trouble = str(error)
+                log.warning("%s: %s", self.lane.run, error)
+            return
+        self._save_trouble = ""
         self.changed = False
 
     def save_starts(self) -> None:

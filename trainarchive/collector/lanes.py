@@ -4,6 +4,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from trainarchive import notice as notices
@@ -13,7 +14,9 @@ from trainarchive.collector.restoring import restore
 from trainarchive.collector.saved import Phase, load
 from trainarchive.errors import TrainarchiveError
 from trainarchive.notice import Notice
-from trainarchive.run import Lane, LaneReport
+from trainarchive.run import Lane, LaneReport, RunKey
+
+SWEEP_S = 3600.0
 
 Waiting = tuple[Keeper, Followed]
 """A source that is to be read at once, with its lane's keeper."""
@@ -41,6 +44,7 @@ class Lanes:
             (self._directories, 0o700),
         ):
             directory.mkdir(parents=True, exist_ok=True, mode=mode)
+        self._sweep_at = 0.0
         self._boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
     def __iter__(self) -> Iterator[Keeper]:
@@ -64,8 +68,14 @@ class Lanes:
             return []
         # Moved before it is acted on: what is in open/ is acted on again after a crash, and may be.
         kept = self._open / path.name
-        path.replace(kept)
-        return self._act(notice, kept, now, first_generation=0)
+        try:
+            path.replace(kept)
+            return self._act(notice, kept, now, first_generation=0)
+        except OSError as error:
+            log.warning("%s: not acted on yet, tried again: %s", path, error)
+            with suppress(OSError):
+                kept.replace(path)
+            return []
 
     def _act(self, notice: Notice, kept: Path, now: float, *, first_generation: int) -> list[Waiting]:
         if notice.event == "prolog":
@@ -81,14 +91,14 @@ class Lanes:
             kept.unlink(missing_ok=True)
             return to_read
         lane = Lane(notice.run, notice.node, notice.token)
-        for keeper in self:
-            if keeper.lane.run == notice.run and keeper.phase is Phase.FOLLOWING:
-                # Slurm may run a prolog twice; only a SLUID can show that it is another run.
-                if notice.job.sluid == keeper.report.job.sluid:
-                    keeper.notices.append(kept.name)
-                    keeper.changed = True
-                    return to_read
-                to_read += [(keeper, followed) for followed in keeper.close(now)]
+        for keeper in self._following(notice.run):
+            # Slurm may run a prolog twice; another attempt or SLUID shows that it is another run.
+            if keeper.lane.run == notice.run and notice.job.sluid == keeper.report.job.sluid:
+                keeper.notices.append(kept.name)
+                keeper.changed = True
+                return to_read
+            keeper.note("its epilog never came: closed when the job came back to this node")
+            to_read += [(keeper, followed) for followed in keeper.close(now)]
         if lane in self.keepers:
             return to_read
         directory = self._directories / lane.name.replace("/", "_")
@@ -103,26 +113,29 @@ class Lanes:
 
     def _end(self, notice: Notice, kept: Path, now: float) -> list[Waiting]:
         """Close the runs that Prolog opened here: the notice's own restart count may be one too high."""
+        if any(kept.name in keeper.notices for keeper in self):
+            return []
         to_read: list[Waiting] = []
-        found = False
-        for keeper in self:
-            job = keeper.report.job
-            if keeper.lane.run.job_id != notice.run.job_id or keeper.lane.run.cluster != notice.run.cluster:
-                continue
-            if kept.name in keeper.notices and keeper.phase is not Phase.FOLLOWING:
-                found = True
-                continue
-            if keeper.phase is not Phase.FOLLOWING or (
-                job.sluid and notice.job.sluid and job.sluid != notice.job.sluid
-            ):
-                continue
-            found = True
-            keeper.notices.append(kept.name)
-            to_read += [(keeper, followed) for followed in keeper.close(now, notice)]
-        if not found:
-            log.info("epilog of %s without its prolog: nothing to close", notice.run)
+        closed = False
+        for keeper in self._following(notice.run):
+            sluids = {keeper.report.job.sluid, notice.job.sluid} - {""}
+            if len(sluids) < 2:
+                closed = True
+                keeper.notices.append(kept.name)
+                to_read += [(keeper, followed) for followed in keeper.close(now, notice)]
+        if not closed:
+            log.info("%s: epilog without its prolog, nothing to close", notice.run)
             kept.unlink(missing_ok=True)
         return to_read
+
+    def _following(self, run: RunKey) -> list[Keeper]:
+        """Return the keepers of any attempt of this job that still follow files."""
+        return [
+            keeper
+            for keeper in self
+            if keeper.phase is Phase.FOLLOWING
+            and (keeper.lane.run.cluster, keeper.lane.run.job_id) == (run.cluster, run.job_id)
+        ]
 
     def _drop_private(self, notice: Notice) -> None:
         if notice.job.private_dir:
@@ -135,7 +148,7 @@ class Lanes:
         to_read: list[Waiting] = []
         held_names = self._shared.holder.names()
         for directory in sorted(self._directories.iterdir()):
-            to_read += self._restore_lane(directory, held_names)
+            to_read += self._restore_lane(directory, held_names, now)
         fresh_number = int(time.time())
         for path in sorted(self._open.iterdir(), key=lambda one: (one.stat().st_mtime_ns, one.name)):
             try:
@@ -150,7 +163,7 @@ class Lanes:
             to_read += self._act(notice, path, now, first_generation=fresh_number)
         return to_read
 
-    def _restore_lane(self, directory: Path, held_names: frozenset[str]) -> list[Waiting]:
+    def _restore_lane(self, directory: Path, held_names: frozenset[str], now: float) -> list[Waiting]:
         try:
             saved = load(directory)
         except TrainarchiveError as error:
@@ -164,6 +177,9 @@ class Lanes:
         to_read = [(keeper, followed) for followed in restore(keeper, saved, self._shared, held_names)]
         self.keepers[lane] = keeper
         log.info("%s: resumed with %d files", lane.run, len(keeper.followed))
+        if keeper.phase is Phase.FOLLOWING and saved.report.boot_id != self._boot_id:
+            keeper.note("the node was started anew while the job ran")
+            to_read = [(keeper, followed) for followed in keeper.close(now)]
         return to_read
 
     # -- the end ---------------------------------------------------------------------------
@@ -188,6 +204,12 @@ class Lanes:
             (self._safe / name).unlink(missing_ok=True)
         keeper.forget()
         del self.keepers[keeper.lane]
+
+    def sweep(self, now: float) -> None:
+        """Remove, now and then, what killed hooks left half written."""
+        if now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_S
+            notices.sweep(self._spool, before=time.time() - SWEEP_S)
 
     def save(self) -> None:
         """Write what changed."""

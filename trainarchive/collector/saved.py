@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainarchive.errors import DamagedError
+from trainarchive.errors import DamagedError, UnavailableError
 from trainarchive.run import LaneReport, Source
 from trainarchive.tail import Saved
 
@@ -55,14 +55,21 @@ class SavedLane(msgspec.Struct, frozen=True):
 
 
 def save(directory: Path, saved: SavedLane, *, durable: bool) -> None:
-    """Replace the state file in one step. ``durable`` also survives a power cut."""
+    """Replace the state file in one step. ``durable`` also survives a power cut.
+
+    Raise UnavailableError where the disk takes nothing; the file is then as it was.
+    """
     temporary = directory / (FILE + ".new")
-    with temporary.open("wb") as file:
-        file.write(msgspec.json.encode(saved))
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    temporary.replace(directory / FILE)
+    try:
+        with temporary.open("wb") as file:
+            file.write(msgspec.json.encode(saved))
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(directory / FILE)
+    except OSError as error:
+        hint = "free space on this node: after a restart more would be sent again"
+        raise UnavailableError(f"state not saved: {error.strerror}", where=str(directory), hint=hint) from error
 
 
 def load(directory: Path) -> SavedLane | None:
