@@ -13,8 +13,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainarchive.errors import DamagedError
-from trainarchive.frame import MAX_RAW, Frame, Framer, gap_frame
+from trainarchive.errors import DamagedError, TrainarchiveError
+from trainarchive.frame import MAX_OFFSET, MAX_RAW, Frame, Framer, gap_frame
 
 PLAIN = zstandard.ZstdCompressor(level=1, write_checksum=True, write_content_size=True)
 
@@ -123,7 +123,7 @@ def test_lengths_that_no_frame_has(length: int) -> None:
 
 GREEDY = """
     import resource, sys
-    from trainarchive.errors import DamagedError
+    from trainarchive.errors import DamagedError, TrainarchiveError
     from trainarchive.frame import Frame
     with open("/proc/self/statm") as pages:
         limit = int(pages.read().split()[0]) * 4096 + 100_000_000
@@ -152,6 +152,16 @@ def test_a_gap_has_no_text() -> None:
     assert (gap.offset, gap.end, gap.data) == (5, 2**40, b"")
     with pytest.raises(DamagedError, match="5-1099511627776 are a gap: disk full"):
         gap.text()
+
+
+@pytest.mark.parametrize(("start", "end"), [(-1, 5), (6, 5), (0, MAX_OFFSET + 1), (2**60, 2**60 + 1)])
+def test_offsets_that_lua_cannot_hold_are_refused(start: int, end: int) -> None:
+    """No frame and no gap is made that could not travel; the error is one that people can read."""
+    with pytest.raises(TrainarchiveError, match="offsets are 0 to"):
+        gap_frame(start, end, 1, 2, "lost")
+    with pytest.raises(TrainarchiveError, match="offsets are 0 to"):
+        Framer().frame(start if start < 0 else MAX_OFFSET - 1, b"xx", 1, 2)
+    assert gap_frame(0, MAX_OFFSET, 1, 2, "all").end == MAX_OFFSET
 
 
 def test_threads_read_at_once() -> None:

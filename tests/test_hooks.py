@@ -19,6 +19,7 @@ import pytest
 
 from trainarchive.notice import decode, read_notice, waiting
 from trainarchive.places import shipped
+from trainarchive.private import sluid_of
 from trainarchive.run import RunKey
 
 LIMIT_S = 2.0
@@ -274,6 +275,36 @@ def test_a_directory_of_another_is_put_aside(one: Site, owner: int) -> None:
     assert (old.stat().st_uid, list(old.iterdir())) == (UID, [])
     (aside,) = (path for path in old.parent.iterdir() if path != old)
     assert (aside.stat().st_uid, (aside / "secret").read_bytes()) == (owner, b"x")
+
+
+def test_two_runs_of_one_key_never_share_a_directory(site: Site) -> None:
+    """The same user, job id and restart count, but another SLUID: the earlier run's files are moved aside."""
+    first, second = ({**SLURM_2511, "SLURM_JOB_SLUID": sluid} for sluid in ("sAAA", "sBBB"))
+    place = site.spool / "jobs" / "77.1"
+    for number in range(3):  # Slurm may call it twice for one run
+        site.run("prolog", first)
+        (place / f"{number}.log").write_bytes(b"first")
+        assert sluid_of(place) == "sAAA"
+    site.run("prolog", second)
+    assert (list(place.iterdir()), sluid_of(place)) == ([], "sBBB")
+    (aside,) = place.parent.glob("77.1~*")
+    assert sorted(path.name for path in aside.iterdir()) == ["0.log", "1.log", "2.log"]
+    aside.rename(place.with_name("kept"))
+    site.run("prolog", SLURM_2205)  # unknown whose: only the user counts
+    assert list(place.parent.glob("77.1~*")) == []
+
+
+def test_a_mark_of_an_earlier_run_says_nothing_of_a_later_directory(one: Site) -> None:
+    """The directory was deleted, its mark stayed: the next run's mark is its own, also where it has no SLUID."""
+    one.run("prolog", {**SLURM_2511, "SLURM_JOB_SLUID": "sAAA"})
+    place = one.spool / "jobs" / "77.1"
+    for more, mark in ((SLURM_2205, ""), ({**SLURM_2511, "SLURM_JOB_SLUID": "sBBB"}, "sBBB"), (SLURM_2205, "")):
+        place.rmdir()
+        one.run("prolog", more)
+        assert sluid_of(place) == mark
+    place.rmdir()
+    one.run("prolog", {**SLURM_2511, "SLURM_JOB_SLUID": "s\n../x $(id)"})
+    assert sluid_of(place) == ""
 
 
 # -- what must not matter ------------------------------------------------------------------------

@@ -250,14 +250,6 @@ def test_set_aside_keeps_all(tmp_path: Path) -> None:
     assert notice.set_aside(tmp_path / "notices" / "x") is None
 
 
-def test_done_removes(tmp_path: Path) -> None:
-    """Twice, too: a crash may come between acting and removing."""
-    path = _leave(tmp_path, encode(PROLOG))
-    notice.done(path)
-    notice.done(path)
-    assert waiting(tmp_path) == []
-
-
 def test_sweep_removes_what_killed_hooks_left(tmp_path: Path) -> None:
     """Only old, half-written files go."""
     for name, mtime in ((".tmp-old", 5.0), (".tmp-new", 50.0), ("prolog.1.0-1-1", 5.0)):

@@ -73,12 +73,12 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def test_finds_who_a_process_is(start: Start) -> None:
     """Job, step, task and ranks come from the environment that the process was started with."""
-    said = {"SLURM_STEP_ID": "3", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "2", "HOME": "/secret"}
-    child = start(environment={**said, "RANK": "21", "LOCAL_RANK": "5", "SLURM_RESTART_COUNT": "1"})
+    said = {"SLURM_STEP_ID": "3", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "HOME": "/secret"}
+    child = start(environment={**said, "RANK": "21", "LOCAL_RANK": "5"})
     (found,) = look()
     assert (found.pid, found.uid, found.job_id) == (child.pid, ME, JOB)
-    assert (found.step, found.procid, found.localid, found.node_id) == ("3", 5, 1, 2)
-    assert (found.rank, found.local_rank, found.restart_count) == (21, 5, 1)
+    assert (found.step, found.procid, found.localid) == ("3", 5, 1)
+    assert (found.rank, found.local_rank) == (21, 5)
     assert not found.is_batch
     assert "HOME" not in found.environment
     ticks = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
@@ -173,13 +173,13 @@ def test_other_jobs(start: Start) -> None:
     mine = start()
     other = start(environment={"SLURM_JOB_ID": str(JOB + 1)})
     start(environment={"SLURM_JOB_ID": "none"})
-    found = processes.scan({JOB: ME, JOB + 1: ME, JOB + 2: ME})
+    found = Scanner().scan({JOB: ME, JOB + 1: ME, JOB + 2: ME})
     assert {job: [process.pid for process in there] for job, there in found.items()} == {
         JOB: [mine.pid],
         JOB + 1: [other.pid],
         JOB + 2: [],
     }
-    assert processes.scan({}) == {}
+    assert Scanner().scan({}) == {}
     assert processes.job_of(mine.pid) == JOB
 
 
@@ -198,7 +198,7 @@ def test_other_users_processes_are_not_believed(start: Start) -> None:
     mine = start()
     assert [process.pid for process in look(uid=0)] == [mine.pid]
     assert [process.pid for process in look(uid=NOBODY)] == [theirs.pid]
-    both = processes.scan({JOB: 0, JOB + 1: NOBODY})
+    both = Scanner().scan({JOB: 0, JOB + 1: NOBODY})
     assert {job: [process.pid for process in there] for job, there in both.items()} == {JOB: [mine.pid], JOB + 1: []}
 
 

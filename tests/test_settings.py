@@ -1,7 +1,7 @@
 """The settings' loader: one order of places, and an error that says what to mend."""
 
+import os
 import re
-import socket
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from trainarchive import settings
 from trainarchive.errors import SettingsError
 from trainarchive.places import shipped
 from trainarchive.run import is_safe_name
-from trainarchive.settings import Node, Settings, load, node_name
+from trainarchive.settings import Name, Settings, load
 
 _ASSIGNMENT = re.compile(r"# (?=[a-z0-9_]+ = )")
 
@@ -65,10 +65,10 @@ def test_one_file_is_read(home: Path) -> None:
     """The named file, else home's, else the site's; never two of them."""
     named = _write(home / "named.toml", 'cluster = "named"')
     other = _write(home / "other.toml", 'cluster = "other"')
-    site = _write(settings.SITE_CONFIG, 'cluster = "site"\n[node]\nname = "n1"')
+    site = _write(settings.SITE_CONFIG, 'cluster = "site"\n[node]\nspool = "/n1"')
     assert load({}, home=home).cluster == "site"
     _write(home / "trainarchive.toml", 'cluster = "home"')
-    assert (load({}, home=home).cluster, load({}, home=home).node.name) == ("home", "")
+    assert (load({}, home=home).cluster, load({}, home=home).node.spool) == ("home", "")
     assert load({"TRAINARCHIVE_CONFIG": str(named)}, home=home).cluster == "named"
     assert load({"TRAINARCHIVE_CONFIG": str(named)}, home=home, config=other).cluster == "other"
     site.unlink()
@@ -79,6 +79,77 @@ def test_a_named_file_must_be_there(home: Path) -> None:
     for absent in (home / "absent.toml", home):
         with pytest.raises(SettingsError, match=re.escape(str(absent))):
             load({"TRAINARCHIVE_CONFIG": str(absent)}, home=home)
+
+
+@pytest.mark.parametrize("what", ["directory", "fifo", "dangling link", "loop", "link to a directory"])
+def test_what_stands_in_the_files_place_is_not_passed_over(home: Path, what: str) -> None:
+    """Somebody meant a file to be read there; the next place's would be another."""
+    place = home / "trainarchive.toml"
+    match what:
+        case "directory":
+            place.mkdir()
+        case "fifo":
+            os.mkfifo(place)
+        case "dangling link":
+            place.symlink_to("nowhere")
+        case "loop":
+            place.symlink_to(place)
+        case _:
+            place.symlink_to(home)
+    _write(settings.SITE_CONFIG, 'cluster = "site"')
+    with pytest.raises(SettingsError, match="not a file") as caught:
+        load({}, home=home)
+    assert caught.value.where == str(place)
+
+
+def test_a_link_to_a_file_is_a_file(home: Path) -> None:
+    """Configuration management links files."""
+    (home / "trainarchive.toml").symlink_to(_write(home / "real.toml", 'cluster = "linked"'))
+    assert load({}, home=home).cluster == "linked"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may look everywhere")
+def test_a_place_that_cannot_be_looked_at_is_told(home: Path) -> None:
+    """Whether there is a file nobody knows: not silence."""
+    _write(settings.SITE_CONFIG, "").parent.chmod(0)
+    try:
+        with pytest.raises(SettingsError, match="cannot be looked for: Permission denied"):
+            load({}, home=home)
+    finally:
+        settings.SITE_CONFIG.parent.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("section", "url", "says"),
+    [
+        ("log", "redis://h:6379/0", None),
+        ("log", "rediss://user:secret@h", None),
+        ("log", "unix:///run/redis.sock?db=0", None),
+        ("log", "redis+socket:///run/redis.sock", "kind that is known.*known: redis://, rediss://, unix://"),
+        ("log", "user:secret@h:6379", "kind that is known"),
+        ("log", "REDIS://h", "kind that is known"),
+        ("log", "http://h", "kind that is known"),
+        ("broker", "redis://h", None),
+        ("broker", "redis+socket:///run/redis.sock?virtual_host=1", None),
+        ("broker", "sentinel://a:26379;sentinel://b:26379", None),
+        ("broker", "unix:///run/redis.sock", r"kind that is known.*redis\+socket://"),
+        ("broker", "amqp://h", "kind that is known"),
+        ("store", "file:///srv", None),
+        ("store", "memory://", None),
+        ("store", "s3://bucket/prefix", "s3:// is not built yet.*known: file://"),
+        ("store", "/srv", "kind that is known"),
+    ],
+)
+def test_a_url_that_nobody_serves_is_told_at_once(home: Path, section: str, url: str, says: str | None) -> None:
+    """Not by the first task or exchange that fails over it; its password stays out of the words."""
+    variable = f"TRAINARCHIVE_{section.upper()}_URL"
+    if says is None:
+        assert getattr(load({variable: url}, home=home), section).url == url
+        return
+    with pytest.raises(SettingsError, match=rf"\[{section}\] url: .*{says}") as caught:
+        load({variable: url}, home=home)
+    assert caught.value.where == variable
+    assert "secret" not in str(caught.value)
 
 
 def test_every_setting_can_come_from_the_environment(home: Path) -> None:
@@ -172,7 +243,7 @@ def test_a_wrong_variable_is_named_with_what_is_expected(home: Path, name: str, 
 def test_errors_show_no_values(home: Path) -> None:
     """A URL with its password never gets into a message."""
     _write(home / "trainarchive.toml", '[log]\nurl = ["redis://:secret@h"]\n[node]\nspool = "secret"')
-    for environ in ({}, {"TRAINARCHIVE_NODE_NAME": "secret!"}):
+    for environ in ({}, {"TRAINARCHIVE_NODE_STATE": "secret!"}):
         with pytest.raises(SettingsError) as caught:
             load(environ, home=home)
         assert "secret" not in str(caught.value)
@@ -221,19 +292,9 @@ def test_every_setting_is_explained() -> None:
 def test_names_in_settings_are_names_in_keys(name: str) -> None:
     """The schema's pattern is ``is_safe_name``, or empty."""
     try:
-        msgspec.convert({"name": name}, Node)
+        msgspec.convert(name, Name)
     except msgspec.ValidationError:
         assert not is_safe_name(name)
         assert name
     else:
         assert is_safe_name(name) or not name
-
-
-def test_node_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The setting, else the host's short name; never one that keys cannot hold."""
-    assert node_name(Settings(home=home, node=Node(name="n7"))) == "n7"
-    monkeypatch.setattr(socket, "gethostname", lambda: "n8.cluster.example")
-    assert node_name(Settings(home=home)) == "n8"
-    monkeypatch.setattr(socket, "gethostname", lambda: "-odd")
-    with pytest.raises(SettingsError, match=r"set \[node\] name"):
-        node_name(Settings(home=home))

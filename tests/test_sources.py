@@ -1,8 +1,11 @@
 """Discovery, on real processes that write real files."""
 
 import contextlib
+import fnmatch
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,11 +18,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainarchive import processes, sources
-from trainarchive.processes import Process
+from trainarchive import run, sources
+from trainarchive.processes import Process, Scanner
 from trainarchive.run import Job, Kind, Refusal, RunKey, Source
 from trainarchive.settings import Sources as Settings
 from trainarchive.sources import Candidate
+from trainarchive.sources.held import _DUMP_NAME
+from trainarchive.sources.named import _NCCL_PID
+from trainarchive.sources.owners import _FIRST_NODE, TORCHRUN_PATH, Owners
 from trainarchive.sources.patterns import nccl_name, nccl_path, site_parts, slurm_path
 from trainarchive.tail import Identity
 
@@ -90,7 +96,7 @@ def find(place: Path) -> Find:
     def find(
         settings: Settings | None = None, known: list[Process] | None = None, node: str = NODE, **job: Any
     ) -> list[Candidate]:
-        known = processes.scan({JOB: ME})[JOB] if known is None else known
+        known = Scanner().scan({JOB: ME})[JOB] if known is None else known
         wanted = Job(**{"uid": ME, "user": "ada", "work_dir": str(place), "num_nodes": 1, **job})
         found, refusals = sources.candidates(RUN, wanted, known, settings or Settings(), node)
         assert not refusals
@@ -293,11 +299,11 @@ def test_ended_processes(start: Start, find: Find, place: Path) -> None:
     """What is held is opened through a living process; what only the dead held is not there any more."""
     first = start(task(0, RANK=0), out="shared.txt")
     start(task(0, RANK=0), out="only.txt")
-    known = processes.scan({JOB: ME})[JOB]
+    known = Scanner().scan({JOB: ME})[JOB]
     first.kill()
     first.wait()
     second = start(task(1, RANK=1), out="shared.txt")
-    known += [process for process in processes.scan({JOB: ME})[JOB] if process.pid == second.pid]
+    known += [process for process in Scanner().scan({JOB: ME})[JOB] if process.pid == second.pid]
     found = by_path(find(known=known), place)
     assert (found["shared.txt"].pid, found["shared.txt"].mixed) == (second.pid, True)
     second.kill()
@@ -506,7 +512,7 @@ def test_too_many_files(find: Find, start: Start, place: Path) -> None:
         write(place / "logs" / f"{number}.log")
     start(task(0), out="held")
     job = Job(uid=ME, work_dir=str(place), num_nodes=1)
-    known = processes.scan({JOB: ME})[JOB]
+    known = Scanner().scan({JOB: ME})[JOB]
     settings = Settings(patterns=("{workdir}/logs/*.log",), max_files_per_run=10)
     found, refusals = sources.candidates(RUN, job, known, settings, NODE)
     assert len(found) == 10
@@ -633,7 +639,8 @@ def test_source_id() -> None:
         for path in (b"/x", b"/y\xff")
     }
     assert len(ids) == 16
-    assert all(len(name) == 16 and set(name) <= set("0123456789abcdef") for name in ids)
+    assert all(re.fullmatch("n[12]-[0-9a-f]{16}", name) for name in ids)
+    assert len({name for name in ids if run.is_source_of("n1", name)}) == 8
     assert sources.source_id("n1", file, b"/x") == sources.source_id("n1", Identity(1, 2, 3), b"/x")
 
 
@@ -739,3 +746,127 @@ def test_nccl_name(pattern: str, pid: int) -> None:
     made = nccl_path(pattern, "n01", pid).rpartition("/")[2]
     if "\ud800" not in pattern:
         assert nccl_name(pattern).fullmatch(os.fsencode(made))
+
+
+def test_an_nccl_pattern_knows_its_own_files_only() -> None:
+    """One process has one host and one pid, however often the pattern names them."""
+    known = nccl_name("/x/%h.%p.%h.%%.%p")
+    assert known.fullmatch(b"n1.7.n1.%.7")
+    assert known.fullmatch(b"n1.7.n2.%.7") is None
+    assert known.fullmatch(b"n1.7.n1.%.8") is None
+    assert nccl_name("%h%h").fullmatch(b"n1n1")
+    assert nccl_name("%h").fullmatch(b"a" * 64)
+    assert nccl_name("%h").fullmatch(b"a" * 65) is None
+    assert nccl_name("a" * 600).fullmatch(b"a" * 600) is None
+
+
+@contextlib.contextmanager
+def at_most(cpu_s: float) -> Iterator[None]:
+    """End what uses this much CPU time: thousands of times what it may need, however slow the machine is."""
+
+    def over(_number: int, _frame: object) -> None:
+        raise AssertionError(f"over {cpu_s} s of CPU time")
+
+    before = signal.signal(signal.SIGVTALRM, over)  # Python's matcher looks for signals while it works
+    signal.setitimer(signal.ITIMER_VIRTUAL, cpu_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+dull = st.builds(
+    lambda piece, times, end: (piece * times)[:254] + end,
+    st.text(st.sampled_from("a1.X_-"), min_size=1, max_size=3),
+    st.just(255),
+    st.text(st.sampled_from("a1.X"), max_size=1),
+)
+
+
+@given(st.lists(st.sampled_from(["%h", "%p", "%%", "a", "1", ".", "X"]), max_size=300).map("".join), dull)
+@example("%h" * 9 + "X", "a" * 100 + ".log")
+@example("%h.%p" * 40, "1." * 120 + "x")
+@example("%h1%p1" * 40, "1" * 254 + "x")
+def test_no_nccl_pattern_holds_the_collector_up(pattern: str, name: str) -> None:
+    """A user chooses both the pattern and the names."""
+    with at_most(0.5):
+        nccl_name(pattern).fullmatch(name.encode())
+
+
+@given(st.text(st.sampled_from("*?[!]a1.-"), max_size=40), dull)
+@example("*a" * 20 + "b", "a" * 254)
+@example("*?" * 20 + "b", "a" * 254)
+@example("*[!b]" * 9 + "b", "a" * 254)
+def test_no_site_pattern_holds_the_collector_up(pattern: str, name: str) -> None:
+    """Sites choose patterns, users the names that these are tried on and the values that are put in."""
+    with at_most(0.5):
+        parts = site_parts(f"/{{user}}{pattern}", {"workdir": "/", "user": pattern.replace("/", "") or "u"})
+        for part in parts or ():
+            if not isinstance(part, bytes):
+                part.fullmatch(name.encode())
+        re.compile(fnmatch.translate(pattern)).match(name)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "unit", "end"),
+    [
+        (_DUMP_NAME, b"trace_", b"x"),
+        (_DUMP_NAME, b"dump_rank_1", b"x"),
+        (_DUMP_NAME, b"_", b""),
+        (_NCCL_PID, b"nccl.1.", b"x"),
+        (_NCCL_PID, b"1.log.", b""),
+        (TORCHRUN_PATH, b"/attempt_1/1/", b"/"),
+        (TORCHRUN_PATH, b"/attempt_1/1", b"/"),
+        (TORCHRUN_PATH, b"/1", b"/"),
+        (_FIRST_NODE, b"n[1", b""),
+        (_FIRST_NODE, b"1", b"["),
+    ],
+)
+def test_no_other_pattern_holds_the_collector_up(pattern: re.Pattern[Any], unit: bytes, end: bytes) -> None:
+    """What users, or a list of many nodes, can make long is read in a time that grows with its length only."""
+    text: Any = b"nccl./x" + unit * (100_000 // len(unit)) + end
+    if isinstance(pattern.pattern, str):
+        text = "n[" + (unit * (100_000 // len(unit)) + end).decode()
+    with at_most(2.0):
+        pattern.fullmatch(text)
+        pattern.match(text)
+
+
+def dead(rank: int, **environment: str) -> Process:
+    """Return a process that has ended."""
+    return Process(
+        pid=2**30 + rank, start_time=1, uid=ME, job_id=JOB, name="x", environment=environment, rank=rank, writes=()
+    )
+
+
+def test_the_rank_in_a_dumps_name() -> None:
+    """Every process may have its own prefix, and one that ends with digits takes none of the rank's."""
+    prefixes = ("/tmp/a", "/tmp/a1", "/tmp/nccl_trace_rank_")
+    known = [dead(rank, TORCH_FR_DUMP_TEMP_FILE=prefix) for rank, prefix in enumerate(prefixes)]
+    about = Owners(RUN, Job(uid=ME), known, NODE)
+    for name, rank in {
+        b"nccl_trace_rank_12": 12,
+        b"a7": 7,
+        b"a15": 5,
+        b"a": None,
+        b"a" + b"7" * 11: None,
+        b"b7": None,
+        b"7": None,
+    }.items():
+        assert about.dump_rank(name) == rank, name
+
+
+def test_one_look_costs_by_files_not_by_files_and_processes(tmp_path: Path) -> None:
+    """With 4,096 processes, each with names of its own, 10,000 files take as good as no more time."""
+    for number in range(10_000):
+        (tmp_path / f"{number}.log").touch()
+    known = [
+        dead(rank, TORCH_FR_DUMP_TEMP_FILE=f"/x/{rank}_", NCCL_DEBUG_FILE=f"{tmp_path}/{rank}.%h")
+        for rank in range(4096)
+    ]
+    job = Job(uid=ME, private_dir=os.fspath(tmp_path))
+    with at_most(3.0):
+        for _ in range(2):
+            found, _ = sources.candidates(RUN, job, known, Settings(), NODE)
+            assert len(found) == 10_000

@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests_kernel import Refusing
 
 from trainarchive.errors import DamagedError, TrainarchiveError, UnavailableError
 from trainarchive.frame import MAX_OFFSET, MAX_RAW, Frame, Framer, gap_frame
@@ -64,7 +66,7 @@ def test_what_goes_in_comes_out(start: int, made: list[tuple[int, str, int, byte
     with directory() as folder:
         filled(folder / "a", frames)
         spool = SpoolFile.open(folder / "a")
-        assert (spool.source, spool.generation, spool.cut) == ("source", 3, 0)
+        assert (spool.source, spool.generation) == ("source", 3)
         assert list(spool.frames()) == frames
         if frames:
             assert (spool.start, spool.end) == (start, frames[-1].end)
@@ -98,7 +100,6 @@ def test_any_torn_or_garbled_end_leaves_an_exact_prefix(
         whole = max(number for number, size in enumerate(sizes) if torn[:size] == original[:size] and size <= len(torn))
         spool = SpoolFile.open(path)
         assert list(spool.frames()) == frames[:whole]
-        assert spool.cut == len(torn) - sizes[whole]
         assert path.stat().st_size == spool.size == sizes[whole]
         for frame in frames[whole:]:
             spool.append(frame)
@@ -173,7 +174,7 @@ def test_create_takes_no_name_that_is_taken(tmp_path: Path) -> None:
     """An older spool is never overwritten, and nothing half-made is left."""
     filled(tmp_path / "a", [Frame(0, 1, 0, 0, b"x")])
     before = (tmp_path / "a").read_bytes()
-    with pytest.raises(FileExistsError):
+    with pytest.raises(UnavailableError, match="cannot be made: File exists"):
         SpoolFile.create(tmp_path / "a", "other", 0)
     with pytest.raises(ValueError, match="name"):
         SpoolFile.create(tmp_path / "b", "s" * 70_000, 0)
@@ -190,10 +191,22 @@ def test_other_files_are_named_as_damaged(tmp_path: Path, body: bytes) -> None:
     with pytest.raises(DamagedError, match=str(path)):
         SpoolFile.open(path)
     assert path.read_bytes() == body
-    (tmp_path / "link").symlink_to(path)
-    with pytest.raises(OSError, match="symbolic") as caught:
-        SpoolFile.open(tmp_path / "link")
-    assert caught.value.errno == errno.ELOOP
+
+
+def test_what_is_no_regular_file_is_no_spool(tmp_path: Path) -> None:
+    """Nothing that may stand under a spool's name holds anybody up or leaves as an OSError."""
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    (tmp_path / "directory").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        for name in ("link", "directory", "fifo", "socket"):
+            with pytest.raises(DamagedError, match="not a spool file"):
+                SpoolFile.open(tmp_path / name)
+    with pytest.raises(UnavailableError, match="No such file"):
+        SpoolFile.open(tmp_path / "nothing")
+    with pytest.raises(UnavailableError, match="cannot be made"):
+        SpoolFile.create(tmp_path / "nowhere" / "a", "s", 0)
 
 
 def test_a_stray_record_is_not_taken(tmp_path: Path) -> None:
@@ -203,7 +216,7 @@ def test_a_stray_record_is_not_taken(tmp_path: Path) -> None:
     stray = (tmp_path / "a").read_bytes()[: sizes[1]] + (tmp_path / "earlier").read_bytes()[sizes[1] :]
     (tmp_path / "a").write_bytes(stray)
     spool = SpoolFile.open(tmp_path / "a")
-    assert ([frame.offset for frame in spool.frames()], spool.cut) == ([0], sizes[2] - sizes[1])
+    assert ([frame.offset for frame in spool.frames()], spool.size) == ([0], sizes[1])
     spool.close()
 
 
@@ -249,28 +262,38 @@ except SpoolFullError:
     held = spool.end
 spool.close()
 again = SpoolFile.open(Path(sys.argv[1]) / "a")
-assert (again.end, again.cut) == (held, 0), (again.end, held, again.cut)
+assert again.end == held, (again.end, held)
 try:
     SpoolFile.create(Path(sys.argv[1]) / "b", "s" * 60_000, 0)
 except SpoolFullError:
     print(held)
+again.delete()
+for number in range(1000):
+    try:
+        (Path(sys.argv[1]) / str(number)).touch()
+    except OSError:
+        break
+try:
+    SpoolFile.create(Path(sys.argv[1]) / "c", "s", 0)
+except SpoolFullError:
+    print("no inode")
 """
 
 
 def test_a_really_full_file_system(tmp_path: Path) -> None:
-    """On a tmpfs of 1 MiB all appended frames are kept to the last."""
+    """On a tmpfs of 1 MiB all appended frames are kept to the last; one without an inode left is full, too."""
     unshare = shutil.which("unshare")
     if unshare is None:
         pytest.skip("no unshare(1) here")
     enter = [unshare, "--mount"] if os.geteuid() == 0 else [unshare, "--mount", "--map-root-user"]
-    script = 'mount -t tmpfs -o size=1m none "$1" || exit 77; exec "$2" -c "$3" "$1"'
+    script = 'mount -t tmpfs -o size=1m,nr_inodes=50 none "$1" || exit 77; exec "$2" -c "$3" "$1"'
     done = subprocess.run(
         [*enter, "sh", "-c", script, "sh", tmp_path, sys.executable, _FILL], capture_output=True, text=True, check=False
     )
     if done.returncode == 77 or "unshare" in done.stderr:
         pytest.skip("no mount namespace for us here")
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 10
+    assert done.stdout.split("\n") == ["10", "no inode", ""]
 
 
 def test_an_fd_that_cannot_be_written_is_unavailable(tmp_path: Path) -> None:
@@ -279,6 +302,64 @@ def test_an_fd_that_cannot_be_written_is_unavailable(tmp_path: Path) -> None:
     spool.close()
     with pytest.raises(UnavailableError, match="cannot be written"):
         spool.append(Frame(0, 1, 0, 0, b"x"))
+
+
+FAILING = {
+    errno.EIO: (UnavailableError, DamagedError),
+    errno.ENOSPC: (SpoolFullError,),
+    errno.EDQUOT: (SpoolFullError,),
+    errno.EROFS: (UnavailableError,),
+}
+
+
+CALLS = ("open", "pread", "pwrite", "pwritev", "link", "fsync", "fdatasync", "fstat", "close", "unlink")
+
+
+def life_of(path: Path, appended: list[Frame]) -> None:
+    """Make, fill, sync, read, open again and delete a spool."""
+    spool = SpoolFile.create(path, "s", 0)
+    try:
+        for at in range(3):
+            frame = Frame(at, 1, 0, 0, b"x")
+            spool.append(frame)
+            appended.append(frame)
+        spool.sync()
+        assert list(spool.frames()) == appended
+    finally:
+        spool.close()
+    spool = SpoolFile.open(path)
+    try:
+        assert list(spool.frames()) == appended
+    finally:
+        spool.delete()
+
+
+def open_fds() -> int:
+    """Return how many descriptors this process has."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("number", FAILING)
+def test_an_error_at_any_call_is_told_as_what_it_means(tmp_path: Path, number: int) -> None:
+    """Whichever call the disk refuses, no OSError comes out, and what was appended before is still there."""
+    for at in range(1, 100):
+        path, appended, fds = tmp_path / str(at), list[Frame](), open_fds()
+        told: TrainarchiveError | None = None
+        with Refusing(CALLS, at, number) as kernel:
+            try:
+                life_of(path, appended)
+            except TrainarchiveError as error:
+                told = error
+        assert told is None or (type(told) in FAILING[number] and told.where == str(path))
+        assert told is None or os.strerror(number) in str(told)
+        assert open_fds() == fds
+        if path.exists():
+            left = SpoolFile.open(path)
+            assert list(left.frames()) == appended
+            left.delete()
+        if not kernel.reached:
+            break
+    assert at > 25
 
 
 _SPOOLER = """

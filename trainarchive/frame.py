@@ -5,7 +5,7 @@ import threading
 import msgspec
 import zstandard
 
-from trainarchive.errors import DamagedError
+from trainarchive.errors import DamagedError, TrainarchiveError
 
 MAX_RAW = 256 * 1024
 """Most bytes of text in one frame."""
@@ -61,15 +61,23 @@ class Framer:
         self._compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
 
     def frame(self, offset: int, raw: bytes | bytearray | memoryview, wall_ns: int, mono_ns: int) -> Frame:
-        """Compress ``raw`` (1 to MAX_RAW bytes) that stands at ``offset``."""
+        """Compress ``raw`` (1 to MAX_RAW bytes) that stands at ``offset``; see ``check_offsets``."""
         if not 0 < len(raw) <= MAX_RAW:
             raise ValueError(f"a frame holds 1 to {MAX_RAW} bytes, not {len(raw)}")
+        check_offsets(offset, offset + len(raw))
         return Frame(offset, len(raw), wall_ns, mono_ns, self._compressor.compress(raw))
 
 
 def gap_frame(start: int, end: int, wall_ns: int, mono_ns: int, reason: str) -> Frame:
-    """Return the frame that says bytes ``start`` to ``end`` are lost, and why."""
+    """Return the frame that says bytes ``start`` to ``end`` are lost, and why; see ``check_offsets``."""
+    check_offsets(start, end)
     return Frame(start, end - start, wall_ns, mono_ns, b"", reason)
+
+
+def check_offsets(start: int, end: int) -> None:
+    """Raise TrainarchiveError unless ``start`` and ``end`` are a frame's: in order, from 0 to MAX_OFFSET."""
+    if not 0 <= start <= end <= MAX_OFFSET:
+        raise TrainarchiveError(f"a frame of bytes {start} to {end}: offsets are 0 to {MAX_OFFSET}")
 
 
 _of_this_thread = threading.local()

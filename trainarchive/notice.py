@@ -105,11 +105,6 @@ def waiting(spool: Path) -> list[Path]:
     return [path for _, _, path in sorted(found)]
 
 
-def done(path: Path) -> None:
-    """Remove a notice that is dealt with. Safe to call twice."""
-    path.unlink(missing_ok=True)
-
-
 def set_aside(path: Path) -> Path | None:
     """Move what is no notice to ``bad/`` beside it, for people to look at; return where, None if it is gone."""
     bad = path.parent / "bad"

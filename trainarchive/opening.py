@@ -124,19 +124,6 @@ def open_fd_of(pid: int, fd: int, start_time: int, uid: int) -> int:
         _close(process)
 
 
-def start_time_of(pid: int) -> int:
-    """Return when a process started (clock ticks since boot); raise RefusedError where it is gone."""
-    where = f"/proc/{pid}"
-    process = -1
-    try:
-        process = os.open(f"/proc/{pid:d}", _PID_DIRECTORY)
-        return _start_time(process)
-    except OSError as error:
-        _refuse(error, where)
-    finally:
-        _close(process)
-
-
 def looks_like_text(fd: int) -> bool:
     """Say whether the first 4 KiB have no NUL and are nearly all text, as UTF-8 or Latin; empty is text."""
     try:

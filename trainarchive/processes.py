@@ -14,9 +14,9 @@ from typing import NamedTuple
 import msgspec
 
 KEYS = (
-    *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"),
+    *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID"),
     *("SLURM_NTASKS", "SLURM_RESTART_COUNT", "SLURM_HET_JOB_ID", "SLURM_HET_JOB_OFFSET", "SLURMD_NODENAME"),
-    *("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURMD_NODENAME"),
+    *("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"),
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_LOG_DIR"),
     *("NCCL_DEBUG", "NCCL_DEBUG_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
@@ -73,8 +73,6 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     localid: int | None = None
     rank: int | None = None
     local_rank: int | None = None
-    node_id: int | None = None
-    restart_count: int | None = None
     writes: tuple[Write, ...] = ()
 
     @property
@@ -168,11 +166,6 @@ class Scanner:
         return process
 
 
-def scan(jobs: Mapping[int, int]) -> dict[int, list[Process]]:
-    """Look once; see ``Scanner.scan``."""
-    return Scanner().scan(jobs)
-
-
 def job_of(pid: int) -> int | None:
     """Return the id of the job that a process belongs to, None where there is none.
 
@@ -215,8 +208,6 @@ def _learn(pid: int, uid: int, stat: Stat) -> Process | None:
         localid=_number(environment.get("SLURM_LOCALID")),
         rank=next((rank for rank in ranks if rank is not None), None),
         local_rank=_number(environment.get("LOCAL_RANK")),
-        node_id=_number(environment.get("SLURM_NODEID")),
-        restart_count=_number(environment.get("SLURM_RESTART_COUNT")),
     )
 
 

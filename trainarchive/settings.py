@@ -6,7 +6,8 @@ The types below are the one truth on what may be set: ``load`` asks them.
 """
 
 import difflib
-import socket
+import os
+import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,6 @@ import msgspec
 import platformdirs
 
 from trainarchive.errors import SettingsError
-from trainarchive.run import is_safe_name
 
 CONFIG_NAME = "trainarchive.toml"
 SITE_CONFIG = Path("/etc/trainarchive") / CONFIG_NAME
@@ -42,7 +42,6 @@ Directory = Annotated[str, msgspec.Meta(pattern=r"^(?:/.*)?\Z")]  # absolute, or
 class Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``[node]``: where a compute node keeps its things."""
 
-    name: Name = ""
     spool: Directory = ""
     state: Directory = ""
 
@@ -111,6 +110,7 @@ class Finish(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """``[finish]``: when a run is closed."""
 
     deadline_s: SecondsOrNone = 600.0
+    silence_s: SecondsOrNone = 86_400.0
     keep_level0_s: SecondsOrNone = 3600.0
 
 
@@ -159,9 +159,21 @@ AT_LEAST = (
     ("collector", "poll_max_ms", "poll_min_ms"),
     ("collector", "run_ceiling_mib", "source_ceiling_mib"),
     ("seal", "max_age_s", "min_age_s"),
+    ("finish", "silence_s", "deadline_s"),
     ("worker", "visibility_timeout_s", "task_limit_s"),
 )
 """A section and two of its keys: the first may not be smaller than the second."""
+
+
+SCHEMES = {
+    ("log", "url"): ("redis", "rediss", "unix"),
+    ("broker", "url"): ("redis", "rediss", "redis+socket", "sentinel"),
+    ("store", "url"): ("file", "memory"),
+}
+"""What a URL may begin with: what redis-py, kombu and ``trainarchive.store`` know."""
+
+NOT_BUILT = {("store", "url"): "s3"}
+"""Schemes that are reserved."""
 
 
 class _Given(msgspec.Struct, frozen=True):
@@ -186,6 +198,7 @@ def load(environ: Mapping[str, str], *, home: Path | None = None, config: Path |
     file = config or _path(environ, "TRAINARCHIVE_CONFIG") or _first_file(home / CONFIG_NAME, SITE_CONFIG)
     given = {(one.section, one.key): one for one in (*_from_file(file), *_from_environment(environ))}
     _check_order(given)
+    _check_schemes(given)
     top: dict[str, Any] = {"home": home}
     for section, keys in _schema().items():
         values = {key: given[section, key].value for key in keys if (section, key) in given}
@@ -194,14 +207,6 @@ def load(environ: Mapping[str, str], *, home: Path | None = None, config: Path |
         else:
             top |= values
     return Settings(**top)
-
-
-def node_name(settings: Settings) -> str:
-    """Return ``[node] name``, or this host's short name; SettingsError where that cannot stand in keys."""
-    name = settings.node.name or socket.gethostname().partition(".")[0]
-    if not is_safe_name(name):
-        raise SettingsError(f"the host's name {name!r} cannot name a node", hint="set [node] name")
-    return name
 
 
 def _schema() -> dict[str, dict[str, Any]]:
@@ -224,7 +229,31 @@ def _path(environ: Mapping[str, str], name: str) -> Path | None:
 
 
 def _first_file(*paths: Path) -> Path | None:
-    return next((path for path in paths if path.is_file()), None)
+    """Return the first that is there. What is there but is no file was meant, and must not be passed over."""
+    for path in paths:
+        if not _is_there(path):
+            continue
+        try:
+            is_file = stat.S_ISREG(path.stat().st_mode)
+        except OSError:
+            is_file = False
+        if not is_file:
+            raise SettingsError("not a file, or a link that leads to none", where=str(path))
+        return path
+    return None
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        hint = "name another file with --config"
+        raise SettingsError(
+            f"cannot be looked for: {os.strerror(error.errno or 0)}", where=str(path), hint=hint
+        ) from error
+    return True
 
 
 def _from_file(file: Path | None) -> Iterator[_Given]:
@@ -296,6 +325,19 @@ def _check_order(given: Mapping[tuple[str, str], _Given]) -> None:
         if getattr(values, larger) < getattr(values, smaller):
             where = ", ".join(dict.fromkeys(one.where for one in set_here))
             raise SettingsError(f"[{section}] {larger} is smaller than {smaller}", where=where)
+
+
+def _check_schemes(given: Mapping[tuple[str, str], _Given]) -> None:
+    for (section, key), schemes in SCHEMES.items():
+        one = given.get((section, key))
+        if one is None or not one.value:
+            continue
+        scheme, separator, _ = one.value.partition("://")
+        if not separator or scheme not in schemes:
+            known = ", ".join(f"{name}://" for name in schemes)
+            built = separator and scheme == NOT_BUILT.get((section, key))
+            what = f"{scheme}:// is not built yet" if built else "no URL of a kind that is known"
+            raise SettingsError(f"[{section}] {key}: {what}", where=one.where, hint=f"known: {known}")
 
 
 def _unknown(what: str, name: str, known: Iterable[str], where: str) -> SettingsError:

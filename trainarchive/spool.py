@@ -11,7 +11,12 @@ Layout, all integers little-endian::
 Records are contiguous and ascending: each begins where the one before ends. A file is appended to
 only. What a crash left half-written at its end is cut off by ``open``, as are stray records that
 the disk's blocks held before. While the machine itself lives, nothing that ``append`` returned
-from is lost; after ``sync`` it survives a power cut too.
+from is lost; after ``sync`` it survives a power cut too. A file that was never synced may then be
+there under its name and be empty: that, too, is a DamagedError of ``open``, and held nothing safe.
+(To sync each new file before it gets its name would cost a job's end a disk flush a file.)
+
+No OSError leaves this module: a disk that refuses now is an UnavailableError, one that has no room
+a SpoolFullError, bytes that it does not give back a DamagedError.
 
 The head of a file is not freed while the rest is needed: to let sealed frames go, spread a
 generation over several files and ``delete`` them one by one.
@@ -22,7 +27,7 @@ import errno
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 from zlib import crc32
@@ -42,6 +47,8 @@ _MAX_DATA = 2 * MAX_RAW  # zstd adds a few bytes to what does not compress
 _MAX_GAP = 65_536
 _MARK_EVERY = 1024 * 1024  # bytes of file between two remembered places: a search reads at most that
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.ESPIPE, errno.EINVAL)
+_BAD_DISK = (errno.EIO, errno.EUCLEAN, errno.EBADMSG)
 
 
 class SpoolFullError(UnavailableError):
@@ -57,8 +64,8 @@ class SpoolFile:
     """One spool file, held open; for one thread.
 
     ``source`` and ``generation`` tell whose frames it holds: bytes ``start`` to ``end``, both 0
-    while it is empty. ``size`` is the file's bytes on disk. ``cut`` is how many bytes of a
-    half-written or damaged end ``open`` cut off: what they held must be read again or is lost.
+    while it is empty. ``size`` is the file's bytes on disk. What a half-written or damaged end held
+    is not among them after ``open``: it must be read again or is lost.
     """
 
     def __init__(self, path: Path, fd: int, head: _Head, body: int, seed: int) -> None:
@@ -69,7 +76,6 @@ class SpoolFile:
         self.start = 0
         self.end = 0
         self.size = body
-        self.cut = 0
         self._fd = fd
         self._body = body
         self._seed = seed
@@ -80,7 +86,8 @@ class SpoolFile:
     def create(cls, path: Path, source: str, generation: int) -> Self:
         """Make a new file, readable to its owner only; it appears under its name with a whole head.
 
-        Raise FileExistsError where the name is taken, SpoolFullError where the disk is full.
+        Raise SpoolFullError where the disk has no room (or no inode) for it, UnavailableError where
+        the name is taken or the file cannot be made: then nothing is left of it.
         """
         head = _Head(source, generation)
         packed = msgspec.json.encode(head)
@@ -89,30 +96,35 @@ class SpoolFile:
         seed = crc32(packed)
         whole = _PREFIX.pack(MAGIC, len(packed), seed) + packed
         draft = path.with_name(f"{path.name}.{os.getpid()}.new")
-        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            _write(fd, [whole], 0, path)
-            os.link(draft, path)
-        except BaseException:
-            os.close(fd)
-            raise
-        finally:
-            draft.unlink()
+        with _told(path, "cannot be made"):
+            fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                _write(fd, [whole], 0, path)
+                os.link(draft, path)
+            except BaseException:
+                _close(fd)
+                raise
+            finally:
+                with suppress(OSError):  # left behind it is in nobody's way: the next draft overwrites it
+                    draft.unlink()
         return cls(path, fd, head, len(whole), seed)
 
     @classmethod
     def open(cls, path: Path) -> Self:
         """Open a file that may have been left at any moment; cut its end after the last whole record.
 
-        Raise FileNotFoundError, or DamagedError where it does not begin as a spool file does.
+        Raise DamagedError where it does not begin as a spool file does or the disk does not give
+        its bytes back, UnavailableError where there is none or it cannot be opened now.
         """
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            spool = cls(path, fd, *_read_head(fd, path))
-            spool._recover()
-        except BaseException:
-            os.close(fd)
-            raise
+        with _told(path, "cannot be opened", reading=True):
+            # O_NONBLOCK: a FIFO or a device of that name must not hold anybody up.
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                spool = cls(path, fd, *_read_head(fd, path))
+                spool._recover()
+            except BaseException:
+                _close(fd)
+                raise
         return spool
 
     def append(self, frame: Frame) -> None:
@@ -122,7 +134,7 @@ class SpoolFile:
         """
         if not self._fits(frame):
             raise ValueError(f"frame {frame.offset}+{frame.length} does not follow {self.start}-{self.end}")
-        gap = frame.gap.encode()
+        gap = frame.gap.encode(errors="backslashreplace")
         if len(gap) > _MAX_GAP or len(frame.data) > _MAX_DATA:
             raise ValueError("a frame larger than any frame may be")
         rest = _RECORD.pack(
@@ -133,26 +145,32 @@ class SpoolFile:
         self._took(frame.offset, frame.end, size)
 
     def sync(self) -> None:
-        """Return when all that was appended survives a loss of power."""
-        os.fdatasync(self._fd)
-        if not self._named:
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-            self._named = True
+        """Return when all that was appended survives a loss of power.
+
+        After an UnavailableError some of it may be lost, whatever a later call says: the kernel
+        tells an error of the disk once, and drops what it could not write.
+        """
+        with _told(self.path, "cannot be made durable"):
+            os.fdatasync(self._fd)
+            if not self._named:
+                folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    os.fsync(folder)
+                finally:
+                    _close(folder)
+                self._named = True
 
     def frames(self, from_offset: int = 0) -> Iterator[Frame]:
         """Yield the frames that reach beyond ``from_offset``, the first perhaps beginning before it.
 
         Streams: holds one frame at a time, and goes on with what is appended meanwhile. Raises
-        DamagedError where the disk gives other bytes than were written.
+        DamagedError where the disk gives other bytes than were written, or does not give them back.
         """
         at = bisect.bisect_right(self._marks, from_offset, key=lambda mark: mark[0])
         place = self._marks[at - 1][1] if at else self._body
         while place < self.size:
-            found = _read_record(self._fd, place, self._seed)
+            with _told(self.path, "does not read", reading=True):
+                found = _read_record(self._fd, place, self._seed)
             if found is None:
                 raise DamagedError(f"the record at byte {place} changed after it was written", where=str(self.path))
             frame, size = found
@@ -164,12 +182,13 @@ class SpoolFile:
         """Close; safe to call twice. The file stays."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
-            os.close(fd)
+            _close(fd)
 
     def delete(self) -> None:
-        """Close, and remove the file; no error where it is gone."""
+        """Close, and remove the file; no error where it is gone. Raise UnavailableError where it cannot be removed."""
         self.close()
-        self.path.unlink(missing_ok=True)
+        with _told(self.path, "cannot be removed"):
+            self.path.unlink(missing_ok=True)
 
     def _fits(self, frame: Frame) -> bool:
         if frame.length <= 0 or frame.offset < 0 or frame.end > MAX_OFFSET:
@@ -194,9 +213,33 @@ class SpoolFile:
                 break
             frame, size = found
             self._took(frame.offset, frame.end, size)
-        self.cut = on_disk - self.size
-        if self.cut:
+        if on_disk > self.size:
             os.ftruncate(self._fd, self.size)
+
+
+@contextmanager
+def _told(path: Path, what: str, *, reading: bool = False) -> Iterator[None]:
+    """Say what an OSError means for the spool file at ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise _meaning(error, path, what, reading=reading) from error
+
+
+def _meaning(error: OSError, path: Path, what: str, *, reading: bool = False) -> UnavailableError | DamagedError:
+    text = f"{what}: {os.strerror(error.errno or 0)}"
+    if error.errno in _NO_SPACE:
+        return SpoolFullError(text, where=str(path), hint="free space on this node, or lower [collector] spool_mib")
+    if reading and error.errno in _NO_FILE:
+        return DamagedError(f"not a spool file: {text}", where=str(path))
+    if reading and error.errno in _BAD_DISK:
+        return DamagedError(text, where=str(path), hint="look at this node's disk")
+    return UnavailableError(text, where=str(path))
+
+
+def _close(fd: int) -> None:
+    with suppress(OSError):  # the fd is closed in any case, and only what `sync` said was promised
+        os.close(fd)
 
 
 def _write(fd: int, pieces: list[bytes], place: int, path: Path) -> int:
@@ -211,13 +254,8 @@ def _write(fd: int, pieces: list[bytes], place: int, path: Path) -> int:
     except OSError as error:
         with suppress(OSError):  # the next append writes at the same place in any case
             os.ftruncate(fd, place)
-        if error.errno in _NO_SPACE:
-            raise SpoolFullError(
-                f"no space for {whole} bytes: {os.strerror(error.errno)}",
-                where=str(path),
-                hint="free space on this node, or lower [collector] spool_mib",
-            ) from error
-        raise UnavailableError(f"cannot be written: {os.strerror(error.errno or 0)}", where=str(path)) from error
+        what = f"no space for {whole} bytes" if error.errno in _NO_SPACE else "cannot be written"
+        raise _meaning(error, path, what) from error
     return whole
 
 
@@ -229,7 +267,7 @@ def _read_head(fd: int, path: Path) -> tuple[_Head, int, int]:
     """Return the head, where it ends, and its crc32."""
     prefix = os.pread(fd, _PREFIX.size, 0)
     if len(prefix) < _PREFIX.size:
-        raise DamagedError("too short for a spool file", where=str(path))
+        raise DamagedError("too short for a spool file: power was cut before its first sync", where=str(path))
     magic, length, crc = _PREFIX.unpack(prefix)
     if magic != MAGIC or length > _MAX_HEAD:
         raise DamagedError("not a spool file", where=str(path))

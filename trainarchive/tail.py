@@ -20,21 +20,26 @@ What cannot be noticed, and then counts as the same generation:
 
 A change within the grain of a file system's clock is noticed: for SETTLE_NS after each change of
 size or ctime every look compares the bytes themselves.
+
+Bytes beyond MAX_OFFSET, which a user can make by a word (``truncate -s 1E``), count as not there:
+no size and no offset here is ever larger, and ``too_large`` tells of it. No OSError leaves this
+module: what the kernel refuses now is an UnavailableError.
 """
 
 import ctypes
+import errno
 import functools
 import os
 import struct
 import time
+from contextlib import suppress
 from typing import Self
 
 import msgspec
 from blake3 import blake3
 
 from trainarchive.errors import UnavailableError
-from trainarchive.frame import MAX_RAW
-from trainarchive.run import Gap
+from trainarchive.frame import MAX_OFFSET, MAX_RAW
 
 HEAD = 4096
 """Most bytes under a fingerprint."""
@@ -51,6 +56,8 @@ SETTLE_NS = 50_000_000
 _ATTEMPTS = 8
 _AT_EMPTY_PATH = 0x1000
 _STATX_BTIME = 0x800
+_NO_STATX = (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.EOPNOTSUPP)
+"""The kernel has none, or a sandbox does not let us: any other error is the file system's, and may pass."""
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -92,13 +99,6 @@ class Ended(msgspec.Struct, frozen=True):
     known_size: int
     reason: str
 
-    @property
-    def gap(self) -> Gap | None:
-        """The bytes that were there and are lost, None where there are none."""
-        if self.known_size <= self.offset_read:
-            return None
-        return Gap(self.generation, self.offset_read, self.known_size, f"{self.reason} before it was read")
-
 
 class Block(msgspec.Struct, frozen=True, gc=False):
     """1 to MAX_RAW bytes at ``offset``. ``data`` lies in the shared buffer: valid until the next read.
@@ -117,10 +117,12 @@ class Tail:
     """Follows the regular file behind ``fd``, which it owns and closes; for one thread.
 
     ``generation`` and ``offset`` tell where the next block starts. ``ended`` collects the ends of
-    generations; the caller empties it. ``unlinked``: no name is left, as last seen.
+    generations; the caller empties it. ``unlinked``: no name is left, as last seen. ``too_large``:
+    it has bytes beyond MAX_OFFSET, as last seen. ``identity`` is asked for once, at the beginning.
 
     ``poll``, ``read``, ``seek`` and the constructor raise UnavailableError where the kernel gives
-    an error (EIO, ESTALE ...): nothing has moved, and the call may be made again.
+    an error (EIO, ESTALE ...): nothing has moved, and the call may be made again. A constructor
+    that raises leaves the fd with the caller.
     """
 
     __slots__ = (
@@ -135,7 +137,9 @@ class Tail:
         "_view",
         "ended",
         "generation",
+        "identity",
         "offset",
+        "too_large",
         "unlinked",
     )
 
@@ -154,6 +158,7 @@ class Tail:
         self.offset = offset
         self.ended: list[Ended] = []
         self.unlinked = False
+        self.too_large = False
         self._start = start or _fingerprint(b"")
         self._view = memoryview(buffer if buffer is not None else bytearray(BUFFER_SIZE))
         self._size = 0  # as last seen
@@ -161,12 +166,11 @@ class Tail:
         self._changed_ns = -1
         self._seen_ns = 0  # when size or ctime was first seen to be what it is
         self._unsure = True  # the content is to be compared at the next read
+        try:
+            self.identity = _identity(fd)
+        except OSError as error:
+            raise self._unavailable(error) from error
         self._guard = self._guard_at(offset)
-
-    @property
-    def identity(self) -> Identity:
-        """Which file this is; asks the kernel."""
-        return identity(self._fd)
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -187,7 +191,7 @@ class Tail:
             now = os.fstat(self._fd)
         except OSError as error:
             raise self._unavailable(error) from error
-        if now.st_ctime_ns == self._changed_ns and now.st_size == self._size:
+        if now.st_ctime_ns == self._changed_ns and min(now.st_size, MAX_OFFSET) == self._size:
             return self._unsure or self._size > self.offset
         self._note(now)
         return True
@@ -232,7 +236,10 @@ class Tail:
         return True
 
     def saved(self, offset: int | None = None) -> Saved:
-        """Return the state from which ``resume`` goes on at ``offset`` (default: where reading stands)."""
+        """Return the state from which ``resume`` goes on at ``offset`` (default: where reading stands).
+
+        Asks nobody: it never fails.
+        """
         return Saved(
             identity=self.identity,
             fingerprint=self._start,
@@ -249,22 +256,19 @@ class Tail:
         fd: int,
         saved: Saved,
         *,
-        committed: int = 0,
-        next_generation: int | None = None,
         buffer: bytearray | None = None,
     ) -> Self:
-        """Go on where ``saved`` was, or begin ``next_generation`` (default: the next number) at 0, see ``ended``.
+        """Go on where ``saved`` was, or begin the next generation at 0, see ``ended``.
 
-        ``committed``: how far the log is known to have this generation; a file shorter than that
-        was truncated. The state proves only what it holds: **before a frame is sent, the state
-        with its generation and its fingerprint must be saved**, or a file rewritten after a crash
-        could continue the old generation. Saves with the same two may be late.
-        On UnavailableError the fd stays the caller's.
+        The state proves only what it holds: **before a frame is sent, the state with its
+        generation and its fingerprint must be saved**, or a file rewritten after a crash could
+        continue the old generation. Saves with the same two may be late; ``seek`` to where the log
+        stands tells a file that is shorter than that. On UnavailableError the fd stays the caller's.
         """
         tail = cls(fd, generation=saved.generation, offset=saved.offset, start=saved.fingerprint, buffer=buffer)
         try:
-            size = os.fstat(fd).st_size
-            known = max(saved.known_size, saved.offset, committed)
+            size = min(os.fstat(fd).st_size, MAX_OFFSET)
+            known = min(max(saved.known_size, saved.offset), MAX_OFFSET)
             if tail.identity != saved.identity:
                 reason = "replaced"
             elif size < known:
@@ -276,23 +280,23 @@ class Tail:
                 return tail
         except OSError as error:
             raise tail._unavailable(error) from error
-        tail.offset = max(saved.offset, committed)
         tail._begin_again(reason, known)
-        if next_generation is not None:
-            tail.generation = next_generation
         return tail
 
     def close(self) -> None:
         """Close the fd; safe to call twice."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
-            os.close(fd)
+            with suppress(OSError):  # it is closed in any case, and was only read
+                os.close(fd)
 
     def _note(self, now: os.stat_result) -> None:
         """Take in a changed size or ctime."""
-        if now.st_size < self._size or now.st_size < self.offset:
+        size = min(now.st_size, MAX_OFFSET)
+        if size < self._size or size < self.offset:
             self._begin_again("truncated", self._size)
-        self._size = now.st_size
+        self._size = size
+        self.too_large = now.st_size > MAX_OFFSET
         self._changed_ns = now.st_ctime_ns
         self.unlinked = now.st_nlink == 0
         self._seen_ns = time.monotonic_ns()
@@ -302,10 +306,11 @@ class Tail:
         """Read guard and data in one call, then look again: only what no change can have touched is delivered."""
         guard, offset = self._guard, self.offset
         known = len(guard)
-        count = os.preadv(self._fd, [self._view[: known + MAX_RAW]], offset - known)
+        most = min(MAX_RAW, MAX_OFFSET - offset)
+        count = os.preadv(self._fd, [self._view[: known + most]], offset - known)
         wall_ns, mono_ns = time.time_ns(), time.monotonic_ns()
         now = os.fstat(self._fd)
-        if now.st_ctime_ns != self._changed_ns or now.st_size != self._size:
+        if now.st_ctime_ns != self._changed_ns or min(now.st_size, MAX_OFFSET) != self._size:
             generation = self.generation
             self._note(now)
             if generation != self.generation:
@@ -375,8 +380,7 @@ class Tail:
         )
 
 
-def identity(fd: int) -> Identity:
-    """Return the identity of an open file; raise OSError as fstat does."""
+def _identity(fd: int) -> Identity:
     status = os.fstat(fd)
     return Identity(status.st_dev, status.st_ino, _birth_ns(fd))
 
@@ -389,7 +393,7 @@ def _fingerprint(head: bytes) -> Fingerprint:
 def _statx() -> "ctypes._NamedFuncPointer | None":
     """Return libc's statx, which Python has only from 3.15 on; None before glibc 2.28."""
     try:
-        return ctypes.CDLL(None).statx
+        return ctypes.CDLL(None, use_errno=True).statx
     except AttributeError:
         return None
 
@@ -397,9 +401,14 @@ def _statx() -> "ctypes._NamedFuncPointer | None":
 def _birth_ns(fd: int) -> int:
     """Return the birth time, 0 where kernel, libc or file system have none."""
     statx = _statx()
-    answer = ctypes.create_string_buffer(256)
-    if statx is None or statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, answer) != 0:
+    if statx is None:
         return 0
+    answer = ctypes.create_string_buffer(256)
+    if statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, answer) != 0:
+        number = ctypes.get_errno()
+        if number in _NO_STATX:
+            return 0
+        raise OSError(number, os.strerror(number))  # 0 now and a time later would make it two files
     (mask,) = struct.unpack_from("=I", answer, 0)
     seconds, nanoseconds = struct.unpack_from("=qI", answer, 0x50)
     return int(seconds) * 1_000_000_000 + int(nanoseconds) if mask & _STATX_BTIME else 0

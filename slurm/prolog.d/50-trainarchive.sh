@@ -134,18 +134,33 @@ uid=${SLURM_JOB_UID:-${SLURM_UID-}}
 gid=${SLURM_JOB_GID-}
 case $uid in *[!0-9]*) uid= ;; esac
 case $gid in *[!0-9]*) gid= ;; esac
+sluid=${SLURM_JOB_SLUID-}
+case $sluid in *[!A-Za-z0-9.-]*) sluid= ;; esac
 private=$spool/jobs/$job.$attempt
 
-# The + keeps chown from asking the name service, which may be on the network. What stands there
-# already is this job's, from an earlier call; else somebody's whose job id came back.
+# What stands there already is this run's, from an earlier call; else an earlier run's whose job id
+# came back, perhaps to the same user: a file beside it, ours, says whose it is (by SLUID, the same in
+# every call for a run; before Slurm 25.11 there is none, and only the user counts).
+same_run() {
+	[ "$(stat -c %u "$mine")" = "$uid" ] || return
+	whose=
+	[ ! -f ".$mine" ] || IFS= read -r whose <".$mine"
+	[ -z "$whose" ] || [ -z "$sluid" ] || [ "$whose" = "$sluid" ]
+}
+# The + keeps chown from asking the name service, which may be on the network.
 make_private() {
 	cd .. && enter jobs || return
 	mine=$job.$attempt
-	if ! mkdir -m 0700 "$mine"; then
-		[ "$(stat -c %u "$mine")" != "$uid" ] || return
-		mv "$mine" "$mine~$$" && mkdir -m 0700 "$mine" || return
+	if [ -e "$mine" ] || [ -h "$mine" ]; then
+		same_run && return
+		aside=$mine~$$
+		while [ -e "$aside" ] || [ -h "$aside" ]; do aside=$aside.1; done
+		mv "$mine" "$aside" || return
 	fi
-	chown -h "+$uid${gid:+:+$gid}" "$mine"
+	if [ -n "$sluid" ] || [ -e ".$mine" ]; then # before the directory: killed in between, it is nobody else's
+		printf '%s\n' "$sluid" >|".$mine"
+	fi
+	mkdir -m 0700 "$mine" && chown -h "+$uid${gid:+:+$gid}" "$mine"
 }
 work() {
 	enter_spool || return

@@ -36,11 +36,13 @@ def candidates(
     owners = Owners(run, job, processes, node)
     found: list[Candidate] = []
     paths: set[bytes] = set()
+    limit = settings.max_files_per_run
     for candidate, has_name in held(owners, settings.names):
+        if len(found) > limit:
+            break
         found.append(candidate)
         if has_name:
             paths.add(candidate.path)
-    limit = settings.max_files_per_run
     named = Named(owners, settings)
     for candidate in named.files():
         if len(found) > limit:

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from trainarchive import run
 from trainarchive.run import Kind, Source, path_fields
 
 
@@ -57,9 +58,9 @@ class Candidate(Attribution, frozen=True, kw_only=True):
 
 
 def source_id(node: str, identity: Identity, path: bytes) -> str:
-    """Return 16 hex digits: the same for the same file at the same path, after a restart too."""
+    """Return the node and 16 hex digits: the same for the same file at the same path, after a restart too."""
     text = f"{node}\0{identity.fs}\0{identity.inode}\0{identity.birth_ns}\0".encode()
-    return blake2b(text + path, digest_size=8).hexdigest()
+    return run.source_id(node, blake2b(text + path, digest_size=8).hexdigest())
 
 
 def describe(candidate: Candidate, id: str, node: str) -> Source:  # noqa: A002 - Source's own word for it

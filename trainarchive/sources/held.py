@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 
 from trainarchive.processes import Process, Write
 from trainarchive.run import Kind
@@ -15,6 +16,9 @@ from trainarchive.sources.patterns import nccl_name
 
 _DELETED = b" (deleted)"
 _DUMP_NAME = re.compile(rb"(?s)(?:.*_)?(?:trace|dump)_(?:rank_?)?(\d{1,10})")
+
+_MAX_PATTERNS = 16
+"""Most NCCL_DEBUG_FILEs of one file's writers that are tried: they agree, but a user may give each its own."""
 
 Hold = tuple[Process, Write]
 
@@ -94,8 +98,8 @@ def _classify(owners: Owners, path: bytes, holds: Sequence[Hold], wanted: re.Pat
 def _announced(path: bytes, holders: Sequence[Process]) -> Kind | None:
     """Return the kind of a file that its writers' environments, or everybody's custom, name."""
     name = path.rpartition(b"/")[2]
-    patterns = {process.environment.get("NCCL_DEBUG_FILE", "") for process in holders} - {""}
-    if any(nccl_name(pattern).fullmatch(name) for pattern in patterns):
+    patterns = dict.fromkeys(filter(None, (process.environment.get("NCCL_DEBUG_FILE") for process in holders)))
+    if any(nccl_name(pattern).fullmatch(name) for pattern in islice(patterns, _MAX_PATTERNS)):
         return Kind.NCCL
     error_files = {process.environment.get("TORCHELASTIC_ERROR_FILE") for process in holders}
     return Kind.ERROR_JSON if name == b"error.json" or os.fsdecode(path) in error_files else None

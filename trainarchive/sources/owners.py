@@ -5,17 +5,20 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from trainarchive.private import is_of
 from trainarchive.processes import Process
 from trainarchive.run import Job, Kind, RunKey
 from trainarchive.sources.patterns import slurm_path
 
 TORCHRUN_NAMES = {b"stdout.log": Kind.TORCHRUN, b"stderr.log": Kind.TORCHRUN, b"error.json": Kind.ERROR_JSON}
 TORCHRUN_PATH = re.compile(rb"(?s)(?P<agent>/.+)/attempt_(?P<attempt>\d{1,6})/(?P<local>\d{1,6})/(?P<name>[^/]+)")
-_FIRST_NODE = re.compile(r"([^\[\],]+)(?:\[(\d+)[^\]]*\]([^\[\],]*))?")
+_FIRST_NODE = re.compile(r"([^\[\],]+)(?:\[(\d++)[^\]]*+\]([^\[\],]*))?")
+_MAX_RANK_DIGITS = 10
 
 _T = TypeVar("_T")
 
@@ -52,7 +55,9 @@ class Owners:
                 self._workers.setdefault((process.rank, process.local_rank), process)
                 self._task_ranks[process.step, process.procid].add(process.rank)
         private = os.fsencode(job.private_dir).rstrip(b"/")
-        self.private_dir = self.real(private) if private.startswith(b"/") else b""
+        # Another run may have come with the same key while this one was still here.
+        mine = private.startswith(b"/") and is_of(Path(job.private_dir), job.sluid)
+        self.private_dir = self.real(private) if mine else b""
         self.agents = self._torchrun_agents()
         prefixes = (dump_prefix(process).rpartition("/")[2] for process in self.processes)
         self._dump_prefixes = {os.fsencode(prefix) for prefix in prefixes if prefix}
@@ -174,10 +179,10 @@ class Owners:
 
     def dump_rank(self, name: bytes) -> int | None:
         """Return the rank at the end of a flight recorder's file name, None for any other name."""
-        for prefix in self._dump_prefixes:
-            if name.startswith(prefix) and re.fullmatch(rb"\d{1,10}", name[len(prefix) :]):
-                return int(name[len(prefix) :])
-        return None
+        digits = len(name) - len(name.rstrip(b"0123456789"))
+        # Not prefix by prefix: every process of a job may have its own.
+        widths = range(1, min(digits, _MAX_RANK_DIGITS) + 1)
+        return next((int(name[-width:]) for width in widths if name[:-width] in self._dump_prefixes), None)
 
 
 def dump_prefix(process: Process) -> str:

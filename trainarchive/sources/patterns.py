@@ -19,6 +19,9 @@ _SLURM_SYMBOL = re.compile(r"%(\d*)(.)", re.DOTALL)
 _NCCL_SYMBOL = re.compile(r"%([hp%])")
 _PLACEHOLDER = re.compile(r"\{(workdir|user|job_id|node)\}")
 _MAX_PADDING = 10
+_MAX_NCCL_NAME = 2 * 255
+"""Characters: no file has a longer name than 255 bytes, and a symbol is two characters for at least one."""
+_NO_NAME = re.compile(b"(?!)")
 _NO_NAMES = ("", ".", "..")
 
 
@@ -72,15 +75,23 @@ def nccl_path(pattern: str, host: str, pid: int) -> str:
     return _NCCL_SYMBOL.sub(lambda symbol: values[symbol[1]], pattern)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=1024)
 def nccl_name(pattern: str) -> re.Pattern[bytes]:
     """Return what the last component of NCCL_DEBUG_FILE makes of itself in any process of any host.
 
     Only the last: the kernel tells a path without symbolic links, and a container has its own pids.
+    One process has one host and one pid: however often a user repeats a symbol, a name is tried
+    with at most 64 lengths of the one and 10 of the other.
     """
-    values = {"h": ".+", "p": r"\d+", "%": "%"}
-    pieces = _NCCL_SYMBOL.split(pattern.rpartition("/")[2])
-    regex = "".join(values[piece] if odd % 2 else re.escape(piece) for odd, piece in enumerate(pieces))
+    name = pattern.rpartition("/")[2]
+    if len(name) > _MAX_NCCL_NAME:
+        return _NO_NAME
+    values = {"h": "(?P<h>.{1,64})", "p": r"(?P<p>\d{1,10})", "%": "%"}  # 64: Linux' HOST_NAME_MAX
+    regex = ""
+    for odd, piece in enumerate(_NCCL_SYMBOL.split(name)):
+        regex += values[piece] if odd % 2 else re.escape(piece)
+        if odd % 2 and piece != "%":
+            values[piece] = f"(?P={piece})"
     return re.compile(os.fsencode(regex), re.DOTALL)
 
 
