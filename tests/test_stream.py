@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from trainarchive.errors import DamagedError, UnavailableError
+from trainarchive.errors import DamagedError, TrainarchiveError
 from trainarchive.frame import MAX_OFFSET, Frame, Framer, gap_frame
 from trainarchive.run import Job, Kind, Lane, LaneReport, RunKey, Source
-from trainarchive.stream import Answer, Append, Outcome, State, Stream
+from trainarchive.stream import Answer, Append, LaneStatus, Outcome, State, Stream
 from trainarchive.stream.names import LaneKeys
+from trainarchive.stream.node import FRAMES_A_CALL
 
 pytestmark = pytest.mark.parametrize("redis_url", ["6.2", "7"], indirect=True)
 
@@ -114,7 +115,7 @@ def test_offsets_are_exact_up_to_the_limit(stream: Stream) -> None:
     status = stream.status(LANE)
     assert status is not None
     assert status.sealed == {("s1", 0): MAX_OFFSET - 3}
-    with pytest.raises(ValueError, match="offsets are 0 to"):
+    with pytest.raises(TrainarchiveError, match="offsets are 0 to"):
         append(stream, [Frame(MAX_OFFSET, 1, 0, 0, b"")])
 
 
@@ -218,6 +219,30 @@ def test_a_lost_stream_is_a_missing_lane(stream: Stream, client: redis.Redis) ->
     assert status.committed == status.sealed == {("s1", 0): 10}
 
 
+def test_a_lost_stream_of_sealed_bytes_does_not_stop_the_lane(stream: Stream, client: redis.Redis) -> None:
+    """Where the node knows all of the lost stream to be sealed, the lane goes on after it is opened."""
+    stream.open(LANE, REPORT, [])
+    append(stream, frames(0, 10))
+    append(stream, [], floor=10)
+    client.delete(KEYS.frames)
+    assert append(stream, frames(10, 10), floor=10).outcome is Outcome.MISSING
+    stream.open(LANE, REPORT, [])
+    answer = append(stream, frames(10, 10), floor=10)
+    assert (answer.outcome, answer.committed) == (Outcome.OK, 20)
+
+
+def test_a_commit_cannot_hide_a_lost_stream(stream: Stream, client: redis.Redis) -> None:
+    """A worker that found nothing to take, because the stream was lost after its claim, commits nothing."""
+    stream.open(LANE, REPORT, [])
+    append(stream, frames(0, 10))
+    claim = stream.claim(LANE, max_bytes=1000, lease_s=60)
+    assert claim is not None
+    client.delete(KEYS.frames)
+    assert stream.take(claim) == []
+    assert not stream.commit(claim, {})
+    assert append(stream, frames(0, 10), source="s2").outcome is Outcome.MISSING
+
+
 def test_lanes_are_found_among_other_keys(stream: Stream, client: redis.Redis) -> None:
     """Keys that only look like a lane's are passed over."""
     lanes = {Lane(RunKey("hpc", job), f"n{job}", "t1") for job in range(2500)}
@@ -277,6 +302,7 @@ def test_a_claim_from_before_redis_forgot_is_refused(stream: Stream, client: red
     stream.open(LANE, REPORT, [])
     assert not stream.commit(claim, {("s1", 0): 10})
     assert len(stream.snapshot(LANE)) == 1
+    assert stream.claim(LANE, max_bytes=100, lease_s=60) is not None, "its lease does not hold up the next life"
 
 
 def test_a_commit_that_stopped_after_its_trim_is_completed(stream: Stream, client: redis.Redis) -> None:
@@ -406,12 +432,67 @@ def test_a_report_that_is_none(stream: Stream, client: redis.Redis, key: str, fi
         stream.about(LANE)
 
 
-def test_entries_and_states_that_are_none(stream: Stream, client: redis.Redis) -> None:
-    """Entries, offsets and states that no script wrote are errors that name the lane."""
+def test_entries_that_are_none(stream: Stream, client: redis.Redis) -> None:
+    """What is no frame is passed over by those who read the stream; a worker can tell how many it were."""
     stream.open(LANE, REPORT, [])
+    append(stream, frames(0, 10))
     client.xadd(KEYS.frames, {"s": "s1"})
-    with pytest.raises(DamagedError, match=r"node-1\.site"):
-        stream.snapshot(LANE)
+    client.xadd(KEYS.frames, {"s": "s1", "g": "x", "o": "1", "l": "1", "w": "1", "m": "1", "d": ""})
+    client.xadd(KEYS.frames, {"x": b"\xff"})
+    assert stream.follow(LANE, "0", block_s=0.0) == stream.snapshot(LANE)
+    assert stream.follow(LANE, stream.snapshot(LANE)[-1].id, block_s=0.01) == []
+    append(stream, frames(10, 10))
+    assert [entry.frame.offset for entry in stream.snapshot(LANE)] == [0, 10]
+    (after,) = stream.follow(LANE, stream.snapshot(LANE)[0].id, block_s=0.0)
+    assert after.frame.offset == 10
+    claim = stream.claim(LANE, max_bytes=1 << 20, lease_s=60)
+    assert claim is not None
+    assert (claim.entries, len(stream.take(claim))) == (5, 2)
+
+
+def test_many_statuses(stream: Stream, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for together, lanes answer as they do alone; one that cannot be read does not hide the others."""
+    monkeypatch.setattr("trainarchive.stream.node.STATUSES_AT_ONCE", 2)
+    lanes = [Lane(LANE.run, f"n{number}", "t1") for number in range(5)]
+    for lane in lanes[:4]:
+        stream.open(lane, REPORT, [])
+    append(stream, frames(0, 10), lane=lanes[1])
+    client.hset(LaneKeys.of(lanes[2]).meta, "opened", "nan")
+    found = dict(stream.statuses(lanes))
+    assert list(found) == lanes
+    assert [found[lane] for lane in (lanes[0], lanes[1], lanes[3])] == [
+        stream.status(lane) for lane in (lanes[0], lanes[1], lanes[3])
+    ]
+    assert isinstance(found[lanes[2]], DamagedError)
+    assert found[lanes[4]] is None
+    assert dict(stream.statuses([])) == {}
+
+
+def test_since_when_the_oldest_waits(stream: Stream) -> None:
+    """The oldest entry's time is known at its coming, and again when those before it are sealed."""
+    stream.open(LANE, REPORT, [])
+    append(stream, frames(0, 10))
+    first = status_of(stream)
+    assert first.waiting == first.last_append
+    append(stream, frames(10, 10))
+    assert status_of(stream).waiting == first.waiting < status_of(stream).last_append
+    second = float(stream.snapshot(LANE)[1].id.partition("-")[0]) / 1000
+    claim = stream.claim(LANE, max_bytes=1, lease_s=60)
+    assert claim is not None
+    assert stream.commit(claim, {("s1", 0): 10})
+    assert status_of(stream).waiting == pytest.approx(second, abs=0.001)
+
+
+def status_of(stream: Stream) -> LaneStatus:
+    """Return the lane's state; it must be known."""
+    found = stream.status(LANE)
+    assert found is not None
+    return found
+
+
+def test_states_that_are_none(stream: Stream, client: redis.Redis) -> None:
+    """Offsets and states that no script wrote are errors that name the lane."""
+    stream.open(LANE, REPORT, [])
     client.hset(KEYS.meta, "state", "asleep")
     with pytest.raises(DamagedError, match=r"node-1\.site"):
         stream.status(LANE)
@@ -420,10 +501,76 @@ def test_entries_and_states_that_are_none(stream: Stream, client: redis.Redis) -
         stream.status(LANE)
 
 
-def test_a_key_of_another_type_is_refused(stream: Stream, client: redis.Redis) -> None:
-    """Somebody else's key in our place is an error, not a crash, and nothing is added."""
-    stream.open(LANE, REPORT, [])
-    client.set(KEYS.offsets, "x")
-    with pytest.raises(UnavailableError, match="not ours"):
-        append(stream, frames(0, 10))
-    assert stream.snapshot(LANE) == []
+def spoiled(client: redis.Redis, lane: Lane) -> Iterator[str]:
+    """Put into each of the lane's keys in turn what no script writes there."""
+    keys = LaneKeys.of(lane)
+    for name in ("meta", "frames", "offsets", "ctl"):
+        key = getattr(keys, name)
+        there = client.dump(key)
+        client.delete(key)
+        client.set(key, "x")
+        yield name
+        client.delete(key)
+        if there is not None:
+            client.restore(key, 0, there)
+    for key, field, value in (
+        (keys.meta, "epoch", b"\xff"),
+        (keys.offsets, "s1:0", "1e400"),
+        (keys.offsets, "s1:0", "nan"),
+        (keys.offsets, "s1:0:s", "9007199254740993"),
+    ):
+        before = client.hget(key, field)
+        client.hset(key, field, value)
+        yield f"{field} {value!r}"
+        client.hdel(key, field)
+        if before is not None:
+            client.hset(key, field, before)
+
+
+def test_one_lanes_broken_record_stops_no_other(stream: Stream, client: redis.Redis) -> None:
+    """Each part of a batch has its own answer; what is asked about the broken lane is an error of that lane."""
+    lanes = [Lane(LANE.run, node, "t1") for node in ("a", "bad", "c")]
+    for lane in lanes:
+        stream.open(lane, REPORT, [SOURCE])
+        append(stream, frames(0, 10), lane=lane)
+    at = 10
+    for what in spoiled(client, lanes[1]):
+        batch = [Append(lane, "s1", 0, frames(at, 10)) for lane in lanes]
+        good, bad, other = stream.append(batch)
+        at += 10
+        assert [(one.outcome, one.committed) for one in (good, other)] == [(Outcome.OK, at)] * 2, what
+        if bad.outcome is not Outcome.BROKEN:
+            assert what == "ctl" or what.startswith("s1:0"), what
+            assert bad.outcome in (Outcome.GAP, Outcome.MISSING), what
+        else:
+            assert bad == Answer(Outcome.BROKEN, "", 0, 0)
+        found = dict(stream.statuses(lanes))
+        assert isinstance(found[lanes[0]], LaneStatus)
+        assert not isinstance(found[lanes[1]], LaneStatus), what
+        if what in ("meta", "frames", "offsets"):
+            assert bad.outcome is Outcome.BROKEN, what
+            with pytest.raises(DamagedError, match="not ours") as caught:
+                stream.status(lanes[1])
+            assert "bad:" in caught.value.where
+            with pytest.raises(DamagedError, match="not ours"):
+                stream.open(lanes[1], REPORT, [])
+    assert [entry.frame.offset for entry in stream.snapshot(lanes[1])] == [0]
+
+
+def test_a_large_append_that_is_not_taken_tells_how_far_it_came(redis_url: str, stream: Stream) -> None:
+    """The first call that is not OK speaks for all after it, and nothing after it is in."""
+    narrow = Stream(redis_url, timeout_s=10, max_pending=1_000_000)
+    narrow.open(LANE, REPORT, [])
+    sent = frames(0, *[5] * 20_000)
+    (first,) = narrow.append([Append(LANE, "s1", 0, sent)])
+    entries = status_of(stream).entries
+    assert (first.outcome, first.committed) == (Outcome.FULL, 5 * entries)
+    assert entries % FRAMES_A_CALL == 0 < entries < 20_000
+    assert seal(stream) == entries
+    (rest,) = narrow.append([Append(LANE, "s1", 0, sent[:entries])])
+    assert (rest.outcome, rest.committed) == (Outcome.OK, first.committed)
+    (hole,) = narrow.append([Append(LANE, "s1", 0, sent[entries + 1 :])])
+    assert (hole.outcome, hole.committed) == (Outcome.GAP, first.committed)
+    (none,) = narrow.append([Append(LANE, "s1", 0, [])])
+    assert (none.outcome, none.committed) == (Outcome.OK, first.committed)
+    narrow.close()

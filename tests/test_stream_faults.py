@@ -2,14 +2,17 @@
 
 import os
 import signal
+import socket
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from trainarchive.errors import SettingsError, UnavailableError
+from trainarchive.errors import DamagedError, SettingsError, TrainarchiveError, UnavailableError
 from trainarchive.frame import Frame, Framer
 from trainarchive.run import Job, Kind, Lane, LaneReport, RunKey, Source
 from trainarchive.stream import NODE_COMMANDS, Answer, Append, Outcome, Stream
@@ -81,6 +84,12 @@ def test_a_full_redis_is_emptied_by_sealing(start_redis: StartRedis, version: st
     stream.control(LANE, {"pressure": "0"})
     assert append(stream, frames(at, 10)) == Answer(Outcome.OK, epoch, at + 10, at)
     stream.close()
+
+
+def test_operation_tells_what_a_node_user_needs() -> None:
+    """The document's command is the one that the next test tries."""
+    text = (Path(__file__).parent.parent / "docs" / "operation.md").read_text()
+    assert " ".join(f"+{name}" for name in NODE_COMMANDS) in text
 
 
 @EACH_VERSION
@@ -176,3 +185,64 @@ def test_a_bad_url_is_a_settings_error(url: str) -> None:
     with pytest.raises(SettingsError, match="Redis URL") as caught:
         Stream(url, timeout_s=1, max_pending=1)
     assert "secret" not in str(caught.value)
+
+
+def test_many_tiny_frames_go_in_several_calls(start_redis: StartRedis) -> None:
+    """Redis 6.2 drops whoever sends over 2**20 arguments in one command: 300,000 frames are more."""
+    stream = Stream(start_redis("6.2").url, timeout_s=10, max_pending=1 << 30)
+    stream.open(LANE, REPORT, [])
+    data = Framer().frame(0, b"step 000001 loss 1\n", 1, 2).data
+    assert len(data) <= 34
+    sent = [Frame(at * 19, 19, 1, 2, data) for at in range(300_000)]
+    (answer,) = stream.append([Append(LANE, "s1", 0, sent)])
+    assert (answer.outcome, answer.committed) == (Outcome.OK, 300_000 * 19)
+    status = stream.status(LANE)
+    assert status is not None
+    assert status.entries == 300_000
+    stream.close()
+
+
+IN_A_SCRIPT = "-ERR Error running script (call to f_1): @user_script:9: "
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("-LOADING Redis is loading the dataset in memory", UnavailableError),
+        ("-BUSY Redis is busy running a script. You can only call SCRIPT KILL", UnavailableError),
+        ("-MISCONF Errors writing to the AOF file: No space left on device", UnavailableError),
+        (IN_A_SCRIPT + "-READONLY You can't write against a read only replica.", UnavailableError),
+        ("-NOREPLICAS Not enough good replicas to write.", UnavailableError),
+        ("-ERR something new", UnavailableError),
+        (IN_A_SCRIPT + "WRONGTYPE Operation against a key holding the wrong kind of value", DamagedError),
+        (
+            "-WRONGTYPE Operation against a key holding the wrong kind of value script: f_1, on @user_script:9.",
+            DamagedError,
+        ),
+        ("-ERR user_script:9: attempt to compare nil with number script: f_1, on @user_script:9.", DamagedError),
+    ],
+)
+def test_what_is_everybodys_trouble_and_what_one_lanes(
+    tmp_path: Path, said: str, kind: type[TrainarchiveError]
+) -> None:
+    """An answer about the server is never taken for one about a lane: then every lane would count as broken."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s"))
+        server.listen()
+        stream = Stream(f"unix://{tmp_path}/s", timeout_s=5, max_pending=1)
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection, connection.makefile("rb") as sent:
+                while line := sent.readline():
+                    if b"EVALSHA" in line:
+                        connection.sendall(said.encode() + b"\r\n")
+                    elif line.strip().upper() in (b"CLIENT", b"SELECT", b"HELLO"):
+                        connection.sendall(b"+OK\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(kind):
+            stream.status(LANE)
+        stream.close()
+        thread.join()

@@ -194,7 +194,7 @@ class Places(RuleBasedStateMachine):
                     break
         self.client.delete(LaneKeys.of(LANE).claim)  # stands for the end of a dead worker's lease
         self.workers = [Worker() for _ in range(3)]
-        while self.door.snapshot(LANE):
+        for _ in range(len(self.door.snapshot(LANE))):
             self.work(Work(0, 4, 1000, 600.0, twice=False))
 
     def teardown(self) -> None:

@@ -81,8 +81,9 @@ if added > 0 then
   local time = redis.call('TIME')
   redis.call('HSET', offsets, field, text(committed), field .. ':s', text(sealed))
   -- New bytes after "drained": the node has to say it again.
-  redis.call('HSET', meta, 'pending', text(pending + added), 'state', 'open',
-    'last_append', time[1] .. '.' .. string.format('%06d', tonumber(time[2])))
+  local now = time[1] .. '.' .. string.format('%06d', tonumber(time[2]))
+  redis.call('HSET', meta, 'pending', text(pending + added), 'state', 'open', 'last_append', now)
+  if pending == 0 then redis.call('HSET', meta, 'waiting', now) end
 elseif committed > (tonumber(stored[1]) or 0) or sealed > (tonumber(stored[2]) or 0) then
   redis.pcall('HSET', offsets, field, text(committed), field .. ':s', text(sealed))
 end

@@ -1,7 +1,7 @@
 -- Take the right to seal the stream's head.
 -- KEYS: meta frames offsets claim
 -- ARGV: token lease_ms max_bytes max_entries
--- Answer: {epoch first last}, or nil
+-- Answer: {epoch first last entries}, or nil
 local meta, frames, offsets, claim = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local token, lease, max_bytes, max_entries = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local OVERHEAD, DATA = 100, 14
@@ -11,9 +11,9 @@ local epoch = known[1]
 if not epoch or known[2] == 'archived' then return false end
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-local held = redis.call('HMGET', claim, 'token', 'until', 'epoch', 'first', 'last')
+local held = redis.call('HMGET', claim, 'token', 'until', 'epoch', 'first', 'last', 'entries')
 if held[1] and held[3] == epoch and tonumber(held[2]) > now then
-  if held[1] == token then return {epoch, held[4], held[5]} end
+  if held[1] == token then return {epoch, held[4], held[5], tonumber(held[6])} end
   return false
 end
 
@@ -58,5 +58,5 @@ end
 -- DEL first: a full Redis refuses HSET as a script's first write, and only sealing can free it.
 redis.call('DEL', claim)
 redis.call('HSET', claim, 'token', token, 'epoch', epoch, 'first', first, 'last', last,
-  'bytes', string.format('%.0f', bytes), 'until', string.format('%.0f', now + lease))
-return {epoch, first, last}
+  'entries', count, 'bytes', string.format('%.0f', bytes), 'until', string.format('%.0f', now + lease))
+return {epoch, first, last, count}

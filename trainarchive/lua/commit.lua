@@ -12,6 +12,9 @@ if held[1] ~= token or held[2] ~= epoch then
   return 0
 end
 
+-- The stream's key was lost: the lane's next "open" must still see that entries were pending.
+if redis.call('EXISTS', frames) == 0 then return 0 end
+
 local function text(number) return string.format('%.0f', number) end
 
 -- Trim before record: a full Redis refuses HSET as a script's first write, XTRIM never.
@@ -29,6 +32,13 @@ for i = 3, #ARGV, 2 do
   local sealed = math.max(tonumber(stored[2]) or 0, past)
   local committed = math.max(tonumber(stored[1]) or 0, sealed)
   local failure = record('HSET', offsets, field, text(committed), field .. ':s', text(sealed))
+  if failure then return redis.error_reply(failure) end
+end
+-- What waits now has waited since its entry was made: an id begins with the millisecond.
+local head = redis.call('XRANGE', frames, '-', '+', 'COUNT', 1)[1]
+if head then
+  local failure = record('HSET', meta, 'waiting',
+    string.format('%.3f', tonumber(string.match(head[1], '^%d+')) / 1000))
   if failure then return redis.error_reply(failure) end
 end
 local pending = math.max(0, (tonumber(known[2]) or 0) - tonumber(held[4]))

@@ -31,6 +31,8 @@ if not epoch or #lost > 0 then
   for i = 1, #lost, 2 do redis.call('HSET', offsets, lost[i], lost[i + 1]) end
 end
 redis.call('HSET', meta, 'report', ARGV[2], 'state', ARGV[3])
+-- Even where all that the lost stream held is known to be sealed: append takes "pending, but no stream" for lost.
+if redis.call('EXISTS', frames) == 0 then redis.call('HSET', meta, 'pending', '0') end
 for i = 4, #ARGV, 2 do redis.call('HSET', sources, ARGV[i], ARGV[i + 1]) end
 if before == 'archived' then
   for _, key in ipairs(KEYS) do redis.call('PERSIST', key) end

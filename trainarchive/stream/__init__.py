@@ -62,7 +62,8 @@ class Stream(NodeSide, WorkerSide, ReaderSide):
     """A connection to the log Redis.
 
     Every method raises ``UnavailableError`` where Redis does not answer, is loading, or refuses;
-    every call may then be made again. Safe to use from several threads.
+    every call may then be made again. A ``DamagedError`` is about one lane: what somebody else
+    wrote into its keys cannot be used. Safe to use from several threads.
     """
 
     def __init__(self, url: str, *, timeout_s: float, max_pending: int) -> None:

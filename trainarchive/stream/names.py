@@ -7,6 +7,7 @@ from typing import Self
 import msgspec
 
 from trainarchive.errors import DamagedError, TrainarchiveError
+from trainarchive.frame import MAX_OFFSET
 from trainarchive.run import Lane
 
 EVERY_LANE = "ta:{*}:*:meta"
@@ -55,6 +56,14 @@ def offset_field(source: str, generation: int) -> str:
     return f"{source}:{generation}"
 
 
+def read_offset(value: bytes) -> int:
+    """Return an offset that a script wrote; raise ValueError for what none writes."""
+    offset = int(value)
+    if not 0 <= offset <= MAX_OFFSET:
+        raise ValueError(f"{offset} is no offset")
+    return offset
+
+
 def read_offsets(
     pairs: Mapping[bytes, bytes], where: str
 ) -> tuple[dict[tuple[str, int], int], dict[tuple[str, int], int]]:
@@ -66,7 +75,7 @@ def read_offsets(
             name = field.decode()
             target = sealed if name.endswith(_SEALED) else committed
             source, _, generation = name.removesuffix(_SEALED).rpartition(":")
-            target[source, int(generation)] = int(value)
+            target[source, int(generation)] = read_offset(value)
     except ValueError as error:
         raise DamagedError(f"its offsets cannot be read: {error}", where=where) from error
     return committed, sealed

@@ -20,7 +20,7 @@ class ReaderSide:
     def snapshot(self, lane: Lane) -> list[StreamEntry]:
         """Return all entries that wait in the lane now, in stream order."""
         answer = self._connection.command("XRANGE", LaneKeys.of(lane).frames, "-", "+")
-        return read_entries(answer, lane.name)
+        return read_entries(answer)
 
     def follow(self, lane: Lane, after: str, *, block_s: float) -> list[StreamEntry]:
         """Return entries after stream id ``after`` (``"0"``: from the head), waiting up to ``block_s`` for one.
@@ -37,6 +37,9 @@ class ReaderSide:
                     {frames: after}, count=FOLLOWED_AT_ONCE, block=wait_ms if wait_ms > 0 else None
                 )
             if answer:
-                return read_entries(answer[0][1], lane.name)
+                found = read_entries(answer[0][1])
+                if found:
+                    return found
+                after = answer[0][1][-1][0].decode()  # past what is no frame
             if time.monotonic() >= deadline:
                 return []

@@ -16,6 +16,7 @@ class Outcome(StrEnum):
     GAP = "gap"
     FULL = "full"
     MISSING = "missing"
+    BROKEN = "broken"
 
 
 class Append(msgspec.Struct, frozen=True):
@@ -36,8 +37,10 @@ class Answer(msgspec.Struct, frozen=True):
     """``committed``: where the next frame must start. ``sealed``: below it all is in the store.
 
     OK: everything offered is in the stream (or was before). GAP: nothing at all was added
-    beyond ``committed``; cut the next frame there. FULL: ask later, nothing was added. MISSING:
-    Redis does not know the lane, or lost its stream; ``open`` it.
+    beyond ``committed``; cut the next frame there. FULL: ask later; what was offered below
+    ``committed`` is in (of many frames a part may be). MISSING: Redis does not know the lane, or
+    lost its stream; ``open`` it. BROKEN: the lane's state in Redis cannot be used (somebody else
+    wrote into its keys); nothing else is known, offsets and epoch are empty, other lanes go on.
     """
 
     outcome: Outcome
@@ -58,7 +61,8 @@ class LaneStatus(msgspec.Struct, frozen=True):
     """A lane as Redis knows it. Times: Unix seconds of the Redis clock. ``pending``: bytes in the stream.
 
     ``sealed`` maps (source, generation) to the sealed offset; ``committed`` alike. An entry
-    counts for its data and a small fixed overhead.
+    counts for its data and a small fixed overhead. ``waiting``: since when the oldest entry
+    waits; it means nothing where there is none.
     """
 
     lane: Lane
@@ -72,16 +76,18 @@ class LaneStatus(msgspec.Struct, frozen=True):
     committed: dict[tuple[str, int], int]
     sealed: dict[tuple[str, int], int]
     control: dict[str, str]
+    waiting: float = 0.0
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """One worker's exclusive right, for a while, to seal entries ``first`` to ``last`` of a lane."""
+    """One worker's exclusive right, for a while, to seal a lane's ``entries`` entries from ``first`` to ``last``."""
 
     lane: Lane
     epoch: str
     token: str
     first: str
     last: str
+    entries: int = 0
 
 
 class StreamEntry(msgspec.Struct, frozen=True):

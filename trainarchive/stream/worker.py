@@ -62,13 +62,13 @@ class WorkerSide:
         )
         if found is None:
             return None
-        epoch, first, last = (part.decode() for part in found)
-        return Claim(lane, epoch, token, first, last)
+        epoch, first, last = (part.decode() for part in found[:3])
+        return Claim(lane, epoch, token, first, last, int(found[3]))
 
     def take(self, claim: Claim) -> list[StreamEntry]:
-        """Read the claimed entries."""
+        """Read the claimed entries. Those that are no frames are left out: then they are fewer than the claim says."""
         answer = self._connection.command("XRANGE", LaneKeys.of(claim.lane).frames, claim.first, claim.last)
-        return read_entries(answer, claim.lane.name)
+        return read_entries(answer)
 
     def commit(self, claim: Claim, ends: Ends) -> bool:
         """After the segment is stored: drop the entries, move sealed offsets to ``ends``, end the claim.
