@@ -2,28 +2,35 @@
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, settings, strategies
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis import HealthCheck, given, settings, strategies
 from tests_node import Node
 
 from trainarchive import sealing
-from trainarchive.collector import sending
+from trainarchive.collector import daemon, sending
 from trainarchive.run import Gap
 from trainarchive.segment import frames_of, read_index
 from trainarchive.settings import Seal
 from trainarchive.stream import Stream
 
 NAMES = ("a.log", "b.log")
-FEW_BYTES = strategies.integers(1, 2000)
-MANY_BYTES = strategies.sampled_from([1, 100, 70_000, 600_000])
+DEATHS = ("", "", "claimed", "taken", "built", "stored")
+SIZES = strategies.sampled_from([1, 100, 5000, 70_000, 600_000])
+OFTEN = ("write", "write", "write", "turns", "seal", "catch_up")
+NOW_AND_THEN = ("unlink", "rotate", "truncate", "redis_goes", "redis_comes", "redis_full", "redis_forgets", "killed")
+STEP = strategies.tuples(strategies.sampled_from(OFTEN + NOW_AND_THEN), SIZES, strategies.integers(0, 11))
+Step = tuple[str, int, int]
+"""An action, a number of bytes, and which file or death."""
 SHORT_LEASE = Seal(lease_s=0.001, segment_mib=1)
+
+
+NOBODY = Stream("unix:///nobody/listens.sock?db=0", timeout_s=0.1, max_pending=1)
 
 
 class Written:
@@ -47,35 +54,47 @@ class Written:
         self.texts.append(b"")
 
 
-class NodeMachine(RuleBasedStateMachine):
-    """One node, one run; a worker that dies; a Redis that forgets."""
+class Story:
+    """One node, one run; workers that die; a Redis that goes, is full, or forgets; a collector that is killed."""
 
-    stream: Stream
-    url: str
-
-    @initialize()
-    def begin(self) -> None:
-        """Run the prolog."""
-        self.home = tempfile.TemporaryDirectory(prefix="ta-")
-        self.node = Node(Path(self.home.name), self.stream)
-        with redis.Redis.from_url(self.url, protocol=2) as client:
-            client.flushall()
+    def __init__(self, home: Path, stream: Stream, url: str) -> None:
+        self.node = Node(home, stream, memory_mib=1, spool_mib=2, back_off_max_s=0.02)
+        self.stream = stream
+        self.url = url
+        self.up = True
         self.files: dict[str, Written] = {}
         self.all: list[Written] = []
         self.sources: dict[str, Written] = {}
         self.node.prolog()
         self.node.until(lambda: bool(self.node.collector.lanes.keepers))
 
+    def act(self, step: Step) -> None:
+        """Do one thing; what needs a file or a Redis that answers is left out where there is none."""
+        action, size, pick = step
+        names = sorted(self.files)
+        file = self.files[names[pick % len(names)]] if names else None
+        if action == "write":
+            self.write(NAMES[pick % len(NAMES)], size)
+        elif action == "seal":
+            self.seal(DEATHS[pick % len(DEATHS)])
+        elif action in ("turns", "redis_goes", "redis_comes", "redis_full", "redis_forgets", "killed"):
+            getattr(self, action)()
+        elif self.up and action == "catch_up":
+            self.settle()
+        elif self.up and file is not None and action in ("unlink", "rotate", "truncate"):
+            getattr(self, action)(file, size)
+
     def settle(self) -> None:
         """Let the collector catch up, and learn which source is which file."""
+        for lane in list(self.stream.lanes()):
+            self.stream.control(lane, {"pressure": "0"})
         self.node.until(self.node.settled)
         by_inode = {os.fstat(one.fd).st_ino: one for one in self.all}
         for keeper in self.node.collector.lanes:
-            for source_id, followed in keeper.followed.items():
+            for source_id, followed in keeper.files.followed.items():
                 if followed.tail is not None:
                     self.sources[source_id] = by_inode[os.fstat(followed.tail.fileno()).st_ino]
 
-    @rule(name=strategies.sampled_from(NAMES), size=FEW_BYTES)
     def write(self, name: str, size: int) -> None:
         """Append; make the file first where there is none."""
         if name not in self.files:
@@ -83,26 +102,14 @@ class NodeMachine(RuleBasedStateMachine):
             self.all.append(self.files[name])
         self.files[name].append(size)
 
-    @precondition(lambda self: self.files)
-    @rule(data=strategies.data(), size=MANY_BYTES)
-    def burst(self, data: strategies.DataObject, size: int) -> None:
-        """Append much at once."""
-        self._any(data).append(size)
-
-    @precondition(lambda self: self.files)
-    @rule(data=strategies.data())
-    def unlink(self, data: strategies.DataObject) -> None:
+    def unlink(self, file: Written, _size: int) -> None:
         """Remove the name of a file that the collector has found."""
-        file = self._any(data)
         self.settle()
         file.path.unlink()
         del self.files[file.path.name]
 
-    @precondition(lambda self: self.files)
-    @rule(data=strategies.data(), size=FEW_BYTES)
-    def rotate(self, data: strategies.DataObject, size: int) -> None:
+    def rotate(self, file: Written, size: int) -> None:
         """Rename a file and go on under its old name with a new one; the old still grows."""
-        file = self._any(data)
         self.settle()
         name = file.path.name
         file.path = file.path.rename(file.path.with_name(f"{name}.{len(self.all)}.log"))
@@ -110,27 +117,35 @@ class NodeMachine(RuleBasedStateMachine):
         file.append(size)
         self.write(name, size)
 
-    @precondition(lambda self: self.files)
-    @rule(data=strategies.data(), size=MANY_BYTES)
-    def truncate(self, data: strategies.DataObject, size: int) -> None:
+    def truncate(self, file: Written, size: int) -> None:
         """Truncate a file that was read to its end, and write anew at once, perhaps more than before."""
-        file = self._any(data)
         self.settle()
         file.truncate()
         file.append(size)
 
-    @rule()
-    def turn(self) -> None:
-        """Let the collector do a little."""
-        for _ in range(3):
+    def redis_goes(self) -> None:
+        """Redis does not answer: frames go to memory, then to the spool, then they wait in their files."""
+        self.up = False
+        self.node.collector.uplink._stream = NOBODY
+        self.turns()
+
+    def redis_comes(self) -> None:
+        """Redis answers again."""
+        self.up = True
+        self.node.collector.uplink._stream = self.stream
+
+    def redis_full(self) -> None:
+        """Workers tell the lane that there is no room."""
+        for lane in list(self.stream.lanes()):
+            self.stream.control(lane, {"pressure": "1"})
+        self.turns()
+
+    def turns(self) -> None:
+        """Let the collector do more than a little."""
+        deadline = time.monotonic() + 0.1
+        while time.monotonic() < deadline:
             self.node.turn()
 
-    @rule()
-    def catch_up(self) -> None:
-        """Let the collector do all it can."""
-        self.settle()
-
-    @rule(die_at=strategies.sampled_from(["", "claimed", "taken", "built", "stored"]))
     def seal(self, die_at: str) -> None:
         """A worker seals, and may die between any two steps."""
 
@@ -144,7 +159,6 @@ class NodeMachine(RuleBasedStateMachine):
             except WorkerDiedError:
                 continue
 
-    @rule()
     def redis_forgets(self) -> None:
         """Redis comes back empty: what was truncated before it was sealed had only been there."""
         with redis.Redis.from_url(self.url, protocol=2) as client:
@@ -152,30 +166,38 @@ class NodeMachine(RuleBasedStateMachine):
         for file in self.all:
             file.may_lose.update(range(len(file.texts) - 1))
 
-    @rule()
     def killed(self) -> None:
         """The collector is killed and started again. An ended generation's unsent frames were in its memory."""
         for file in self.all:
             file.may_lose.update(range(len(file.texts) - 1))
         self.node.restart()
+        if not self.up:
+            self.node.collector.uplink._stream = NOBODY
 
-    def _any(self, data: strategies.DataObject) -> Written:
-        return self.files[data.draw(strategies.sampled_from(sorted(self.files)))]
-
-    def teardown(self) -> None:
+    def end(self, *, redis_is_down: bool) -> None:
         """End the run, archive it, and compare."""
-        if not hasattr(self, "node"):
-            return
-        try:
-            self.settle()
-            self.node.epilog()
-            self.node.archive()
-            self._compare()
-        finally:
-            self.node.end()
-            for file in self.all:
-                os.close(file.fd)
-            self.home.cleanup()
+        self.redis_comes()
+        self.settle()
+        if redis_is_down:
+            self.seal("")
+            for number, name in enumerate(sorted(self.files)):
+                self.files[name].append(1000 + 200_000 * number)
+            self.redis_goes()
+        self.node.epilog()
+        self.node.until(lambda: not any(keeper.files.open_files() for keeper in self.node.collector.lanes))
+        if redis_is_down:
+            for file in self.files.values():
+                file.path.unlink()
+                os.ftruncate(file.fd, 0)
+        self.redis_comes()
+        self.node.archive()
+        self._compare()
+
+    def clean(self) -> None:
+        """Leave nothing behind."""
+        self.node.end()
+        for file in self.all:
+            os.close(file.fd)
 
     def _compare(self) -> None:
         archived = self._archived()
@@ -230,16 +252,23 @@ def _impatient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sending, "STATUS_S", 0.02)
         patch.setattr(sending, "QUIET_STATUS_S", 0.05)
+        patch.setattr(sending, "FULL_WAIT_S", 0.01)
+        patch.setattr(daemon, "SILENT_S", 0.02)
         yield
 
 
-def test_the_same_bytes_once(redis_url: str, stream: Stream) -> None:
+@pytest.mark.timeout(300)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=strategies.lists(STEP, min_size=5, max_size=25), redis_is_down=strategies.booleans())
+def test_the_same_bytes_once(steps: list[Step], redis_is_down: bool, redis_url: str, stream: Stream) -> None:
     """Any order of writes, rotations, truncations, seals, deaths and losses."""
-    attributes: dict[str, Any] = {"stream": stream, "url": redis_url}
-    machine = type("Machine", (NodeMachine,), attributes)
-    checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
-    with _impatient():
-        run_state_machine_as_test(
-            machine,
-            settings=settings(max_examples=20, stateful_step_count=15, deadline=None, suppress_health_check=checks),
-        )
+    with redis.Redis.from_url(redis_url, protocol=2) as client:
+        client.flushall()
+    with _impatient(), tempfile.TemporaryDirectory(prefix="ta-") as home:
+        story = Story(Path(home), stream, redis_url)
+        try:
+            for step in steps:
+                story.act(step)
+            story.end(redis_is_down=redis_is_down)
+        finally:
+            story.clean()

@@ -85,7 +85,7 @@ class Node:
             status = self.stream.status(keeper.lane)
             if status is None or status.epoch != keeper.epoch:
                 return False
-            for followed in keeper.followed.values():
+            for followed in keeper.files:
                 if followed.tail is not None:
                     wanted.discard(os.fstat(followed.tail.fileno()).st_ino)
                     if followed.tail.poll() or followed.tail.ended:
@@ -126,8 +126,10 @@ class Node:
         self.collector._watching.stop()
         self.collector.uplink.close()
         self.collector._holding.disconnect()
+        self.collector._lock.close()
+        self.collector._waking.close()
         for keeper in self.collector.lanes:
-            for followed in keeper.followed.values():
+            for followed in keeper.files:
                 if followed.tail is not None:
                     followed.tail.close()
                 for flow in followed.flows:

@@ -13,6 +13,7 @@ from trainarchive import embedded
 from trainarchive import settings as settings_module
 from trainarchive.cli import Globals
 from trainarchive.collector import Collector
+from trainarchive.errors import SettingsError
 from trainarchive.stream import Stream
 
 MIB = 1024 * 1024
@@ -24,14 +25,18 @@ def command(where: Globals) -> None:
     """Follow every run's output on this node and stream it off the node.
 
     Runs until SIGTERM or SIGINT. Nothing is lost by a stop, graceful or not: a later start goes
-    on where this one was. Several can run on one machine, each with its own [node] name, spool
-    and state.
+    on where this one was. Several can run on one machine, each with its own [node] spool and
+    state.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     settings = settings_module.load(os.environ, home=where.home, config=where.config)
     url, _ = embedded.resolve_urls(settings)
     stream = Stream(url, timeout_s=settings.log.timeout_s, max_pending=settings.log.max_pending_mib * MIB)
-    collector = Collector(settings, stream)
+    try:
+        collector = Collector(settings, stream)
+    except OSError as error:
+        hint = "[node] spool and state must be directories that the collector can make and write"
+        raise SettingsError(str(error.strerror), where=str(error.filename), hint=hint) from error
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         collector.stop()

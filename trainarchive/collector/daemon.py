@@ -6,19 +6,21 @@ Only the uplink's thread waits for the network, and watchdog's for the kernel; b
 import heapq
 import itertools
 import logging
-import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from trainarchive import processes
+from trainarchive.collector.files import Shared
 from trainarchive.collector.flow import Held
 from trainarchive.collector.followed import MIB, Followed
 from trainarchive.collector.holding import Holding
-from trainarchive.collector.keeper import Keeper, Shared
-from trainarchive.collector.lanes import Lanes
+from trainarchive.collector.keeper import Keeper
+from trainarchive.collector.lanes import Lanes, lock
 from trainarchive.collector.saved import Phase
 from trainarchive.collector.sending import Sending
 from trainarchive.collector.uplink import Uplink
+from trainarchive.collector.waking import Waking
 from trainarchive.collector.watching import Watching
 from trainarchive.errors import TrainarchiveError
 from trainarchive.frame import Framer
@@ -33,6 +35,11 @@ LOOK_S = 5.0
 SILENT_S = 1.0
 """When Redis is silent for longer and memory is full, frames go to the spool."""
 STALLED_S = 0.05
+DEFECT_S = 5.0
+"""A file whose reading brought a defect to light is tried again after so long."""
+TURN_S = 0.05
+"""Files are read for so long; then notices, answers and discovery have their turn."""
+SYNCS_A_TURN = 4
 
 
 class Collector:
@@ -41,22 +48,23 @@ class Collector:
     def __init__(self, settings: Settings, stream: Stream) -> None:
         limits = settings.collector
         settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.held = Held(limits.spool_mib * MIB)
+        self._lock = lock(settings.state)
+        self.held = Held(limits.memory_mib * MIB, limits.spool_mib * MIB)
         self._limits = limits
         self._holding = Holding(settings.state)
-        self._holding.restore({})
+        self._holding.connect()
         self.lanes = Lanes(Shared(settings, self.held, self._holding, bytearray(BUFFER_SIZE)))
         self.sending = Sending(self.lanes, limits)
         self._scanner = processes.Scanner()
         self._framer = Framer()
-        self._awake = threading.Event()
+        self._waking = Waking()
         self._stopping = False
-        self._watching = Watching(settings.spool, self._awake.set)
+        self._watching = Watching(settings.spool, self._waking.wake)
         self.uplink = Uplink(
             stream,
             stop_at_ratio=settings.log.stop_at_memory_ratio,
             back_off_max_s=limits.back_off_max_s,
-            wake=self._awake.set,
+            wake=self._waking.wake,
         )
         self._heap: list[tuple[float, int, Keeper, Followed]] = []
         self._count = itertools.count()
@@ -72,6 +80,7 @@ class Collector:
         self._watching.start()
         for keeper, followed in self.lanes.restore(time.monotonic()):
             self._schedule(keeper, (followed,))
+        self._holding.reconcile(self._open_files())
         log.info("ready: %d runs", len(self.lanes.keepers))
 
     def run(self) -> None:
@@ -79,24 +88,25 @@ class Collector:
         self.start()
         while not self._stopping:
             wait = self.tick(time.monotonic())
-            self._awake.wait(wait)
-            self._awake.clear()
+            self._waking.wait(wait)
         self._end()
 
     def stop(self) -> None:
         """Ask for the end; safe in a signal handler."""
         self._stopping = True
-        self._awake.set()
+        self._waking.wake()
 
     def _end(self) -> None:
         """The files stay open in the holder, everything unsealed is read again by the next life."""
         self._watching.stop()
         self.uplink.close()
+        self.lanes.alive()
         reply = self.uplink.collect(time.monotonic())
         if reply is not None:
             self.sending.apply(reply, time.monotonic())
+        nothing_open = not self._open_files()
         self.lanes.stop()
-        self._holding.disconnect()
+        self._holding.disconnect(end=nothing_open)
         log.info("stopped")
 
     # -- one turn --------------------------------------------------------------------------
@@ -111,7 +121,9 @@ class Collector:
         self._discover(now)
         stalled = self._read(now)
         for keeper in self.lanes:
-            keeper.check_drained()
+            self._schedule(keeper, keeper.open_rest(now))
+            keeper.files.sync(SYNCS_A_TURN)
+            keeper.settle()
         for lane in self.lanes.finish():
             self.sending.forget(lane)
         sent = self._send(now)
@@ -124,9 +136,14 @@ class Collector:
         noticed, kicked = self._watching.collect()
         if noticed or now >= self.look_at:
             self.look_at = now + LOOK_S
-            self._holding.restore({name: fd for keeper in self.lanes for name, fd in keeper.open_files().items()})
+            if self._holding.connect():
+                self._holding.reconcile(self._open_files())
+            self.lanes.alive()
             self.lanes.sweep(now)
-            for keeper, followed in self.lanes.take_notices(now):
+            closing = self.lanes.take_notices(now)
+            if closing:
+                self.uplink.hurry()
+            for keeper, followed in closing:
                 self._schedule(keeper, (followed,))
         for keeper in self.lanes:
             if kicked and keeper.private_name in kicked:
@@ -138,27 +155,45 @@ class Collector:
             return
         found = self._scanner.scan({keeper.lane.run.job_id: keeper.report.job.uid for keeper in due})
         for keeper in due:
-            self._schedule(keeper, keeper.discover(found.get(keeper.lane.run.job_id, ()), now))
+            with self._apart(f"{keeper.lane.run}: discovery"):
+                self._schedule(keeper, keeper.discover(found.get(keeper.lane.run.job_id, ()), now))
+
+    def _open_files(self) -> dict[str, int]:
+        return {name: fd for keeper in self.lanes for name, fd in keeper.files.open_files().items()}
+
+    @contextmanager
+    def _apart(self, what: str) -> Iterator[None]:
+        """Keep a defect that one run brings to light from the node's other runs; it is logged, with its traceback."""
+        try:
+            yield
+        except TrainarchiveError as error:
+            self._say(f"{what}: {error}")
+        except Exception:
+            log.exception("%s: a defect", what)
 
     def _schedule(self, keeper: Keeper, fresh: Iterable[Followed]) -> None:
         for followed in fresh:
-            heapq.heappush(self._heap, (followed.pace.due, next(self._count), keeper, followed))
+            followed.entry = next(self._count)
+            heapq.heappush(self._heap, (followed.pace.due, followed.entry, keeper, followed))
 
     def _read(self, now: float) -> bool:
         """Read every file that is due; say whether reading waits for room. Closing files have the spool."""
         heap = self._heap
         stalled = self._no_room(now)
         waiting = []
-        while heap and heap[0][0] <= now:
+        enough = time.monotonic() + TURN_S
+        while heap and heap[0][0] <= now and time.monotonic() < enough:
             entry = heapq.heappop(heap)
-            due, _, keeper, followed = entry
-            if not followed.is_open() or due != followed.pace.due:
+            _, number, keeper, followed = entry
+            if not followed.is_open() or number != followed.entry:
                 continue
-            stalled = stalled or self.held.memory >= self._limits.memory_mib * MIB
+            stalled = stalled or self.held.full
             if stalled and followed.closing_until is None:
                 waiting.append(entry)
                 continue
-            followed.read(now, self._framer)
+            followed.pace.due = now + DEFECT_S
+            with self._apart(f"{keeper.lane.run}: {followed.source.path!a}"):
+                followed.read(now, self._framer)
             self.sending.wants(keeper, followed)
             if followed.is_open():
                 self._schedule(keeper, (followed,))
@@ -170,17 +205,16 @@ class Collector:
 
     def _no_room(self, now: float) -> bool:
         """With memory full, what cannot be sent now goes to disk; say whether memory is full all the same."""
-        limit = self._limits.memory_mib * MIB
-        if self.held.memory < limit:
+        if not self.held.full:
             return False
         down = self.uplink.down_since is not None and now - self.uplink.down_since >= SILENT_S
         try:
             for keeper in self.lanes:
-                if down or (keeper.full_since is not None and now - keeper.full_since >= SILENT_S):
-                    keeper.spill()
+                if down or self.sending.full_for(keeper, now) >= SILENT_S:
+                    keeper.files.spill()
         except TrainarchiveError as error:
             self._say(f"{error}: reading waits")
-        return self.held.memory >= limit
+        return self.held.full
 
     def _send(self, now: float) -> bool:
         if not self.uplink.idle(now):
@@ -188,8 +222,6 @@ class Collector:
         request = self.sending.request(now)
         if not request:
             return False
-        for lane in {append.lane for append in request.appends}:
-            self.lanes.keepers[lane].save_starts()
         self.uplink.submit(request)
         return True
 

@@ -16,14 +16,17 @@ from trainarchive.tail import Identity
 
 log = logging.getLogger("trainarchive.collector")
 
-GONE = "gone"
-"""What opening says of a file that is no longer there: nothing to tell anybody."""
-
 AFTER_START_S = (0.0, 0.1, 0.5, 1.0, 2.0)
 """A lane is looked through at these times after its start, then every ``discovery_s``."""
 KICK_S = 0.1
 """Directory events may bring a look forward, but not more often than this."""
 MAX_PROCESSES = 4096
+OWN_CHOICE_FD = 3
+"""From this descriptor on it is the program's own choice what a file is for: only text is followed."""
+
+ProcessKey = tuple[int, int]
+"""pid, start time."""
+
 MAX_REFUSALS = 1000
 
 
@@ -57,6 +60,10 @@ class Opened(msgspec.Struct, frozen=True):
     candidate: sources.Candidate
     fd: int
 
+    def close(self) -> None:
+        """Not to be followed after all."""
+        os.close(self.fd)
+
 
 class Finder:
     """Remembers a lane's processes, what is followed and what was refused."""
@@ -64,9 +71,11 @@ class Finder:
     def __init__(self, lane: Lane, wanted: Sources) -> None:
         self._lane = lane
         self._wanted = wanted
-        self._processes: dict[tuple[int, int], Process] = {}
+        self._processes: dict[ProcessKey, Process] = {}
         self._by_inode: dict[tuple[int, int], str] = {}
         self.refused: dict[Refusal, None] = {}
+        self.unopened: list[tuple[sources.Candidate, str]] = []
+        self._said = ""
 
     def follows(self, source_id: str, identity: Identity) -> None:
         """This inode is open here, so the kernel cannot give it to another file meanwhile."""
@@ -79,18 +88,28 @@ class Finder:
 
     def candidates(self, job: Job, processes: Iterable[Process]) -> list[sources.Candidate]:
         """Return what the run's processes, those that ended too, may have written."""
-        for process in processes:
+        living = {
+            (process.pid, process.start_time): process
+            for process in processes
             # Several slurmd, or pretend nodes, may share this machine's /proc.
-            if process.environment.get("SLURMD_NODENAME", self._lane.node) != self._lane.node:
-                continue
-            key = (process.pid, process.start_time)
-            if key in self._processes or len(self._processes) < MAX_PROCESSES:
-                self._processes[key] = process
+            if process.environment.get("SLURMD_NODENAME", self._lane.node) == self._lane.node
+        }
+        self._remember(living)
         mine = tuple(self._processes.values())
         found, refusals = sources.candidates(self._lane.run, job, mine, self._wanted, self._lane.node)
         for refusal in refusals:
-            self._refuse(refusal)
+            self.refuse(refusal)
         return found
+
+    def _remember(self, living: dict[ProcessKey, Process]) -> None:
+        """Ended processes are kept for what they knew, those with a rank the longest; the living come first."""
+        self._processes |= living
+        excess = len(self._processes) - MAX_PROCESSES
+        if excess > 0:
+            ended = [key for key in self._processes if key not in living]
+            ended.sort(key=lambda key: self._processes[key].rank is not None)
+            for key in ended[:excess]:
+                del self._processes[key]
 
     def known(self, candidate: sources.Candidate) -> str | None:
         """Return the id of the source that already follows this very file."""
@@ -101,23 +120,47 @@ class Finder:
         return self._by_inode.get((at.st_dev, at.st_ino))
 
     def open(self, candidates: Iterable[sources.Candidate], uid: int) -> Iterator[Opened]:
-        """Open what may be opened; keep the refusals."""
+        """Open what may be opened; keep the refusals, and in ``unopened`` what may be opened later, with the reason."""
+        self.unopened = []
         for candidate in candidates:
             try:
-                yield Opened(candidate, _open(candidate, uid))
+                fd = _open(candidate, uid)
             except UnavailableError as error:
-                log.warning("%s: %s", self._lane.run, error)
+                self.unopened.append((candidate, error.what))
+                if error.what != self._said:
+                    self._said = error.what
+                    log.warning("%s: %s: tried again", self._lane.run, error)
             except RefusedError as error:
-                if error.what != GONE:
-                    shown = candidate.path.decode(errors="backslashreplace")
-                    self._refuse(Refusal(shown, error.what))
+                if error.what != opening.GONE:
+                    self.refuse(Refusal(candidate.path.decode(errors="backslashreplace"), error.what))
+            else:
+                yield Opened(candidate, fd)
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def give_up(self) -> None:
+        """What could not be opened to the last is told."""
+        for candidate, reason in self.unopened:
+            self.refuse(Refusal(candidate.path.decode(errors="backslashreplace"), reason))
+        self.unopened = []
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Keep a refusal for the manifest, once."""
         if len(self.refused) < MAX_REFUSALS:
             self.refused[refusal] = None
 
 
 def _open(candidate: sources.Candidate, uid: int) -> int:
-    if candidate.fd is not None and candidate.pid is not None:
-        return opening.open_fd_of(candidate.pid, candidate.fd, candidate.start_time, uid)
-    return opening.open_path(candidate.proc_path or candidate.path, uid)
+    if candidate.fd is None or candidate.pid is None:
+        return opening.open_path(candidate.proc_path or candidate.path, uid)
+    fd = opening.open_fd_of(candidate.pid, candidate.fd, candidate.start_time, uid)
+    if candidate.fd >= OWN_CHOICE_FD and not _is_text(fd):
+        os.close(fd)
+        raise RefusedError("not text", where=candidate.path.decode(errors="backslashreplace"))
+    return fd
+
+
+def _is_text(fd: int) -> bool:
+    try:
+        return opening.looks_like_text(fd)
+    except UnavailableError:
+        os.close(fd)
+        raise

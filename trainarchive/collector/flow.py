@@ -8,7 +8,8 @@ Offsets of a flow::
     position    below it all was read from the file
 
 Frames wait in a queue in memory. Where they must outlive the file or a long silence of Redis
-they are put on disk instead, into the spool, and the queue is filled from there.
+they are put on disk instead, into the spool, and the queue is filled from there. ``secure`` asks
+for more than ``spill``: everything that is not *sealed* is on disk, not only what Redis lacks.
 """
 
 import time
@@ -16,23 +17,36 @@ from collections import deque
 from pathlib import Path
 
 from trainarchive.errors import UnavailableError
-from trainarchive.frame import Frame, Framer, gap_frame
+from trainarchive.frame import MAX_OFFSET, Frame, Framer, gap_frame
 from trainarchive.spool import SpoolFile
 from trainarchive.tail import Block, Tail
+
+FRAME_OVERHEAD = 300
+"""Bytes that a frame takes beside its data, as an object in memory or as an entry in Redis."""
 
 
 class Held:
     """What all flows of a collector hold together, in bytes of frames: in memory, and on the spool's disk."""
 
-    def __init__(self, spool_limit: int) -> None:
-        """``spool_limit`` in bytes: more is not put on disk."""
+    def __init__(self, memory_limit: int, spool_limit: int) -> None:
+        """``spool_limit`` in bytes: more is not put on disk. ``memory_limit``: reading waits beyond it."""
         self.memory = 0
         self.spooled = 0
+        self.memory_limit = memory_limit
         self.spool_limit = spool_limit
+
+    @property
+    def full(self) -> bool:
+        """There is no room for more frames in memory."""
+        return self.memory >= self.memory_limit
 
 
 class Flow:
-    """Bytes come in by ``add`` and ``skip``, go out by ``outgoing``, and are forgotten by ``accept``."""
+    """Bytes come in by ``add`` and ``skip``, go out by ``outgoing``, and are forgotten by ``accept``.
+
+    ``add``, ``skip``, ``spill`` and ``secure`` raise UnavailableError where the spool takes
+    nothing; what could not be kept is then not counted in ``position``.
+    """
 
     def __init__(self, source: str, generation: int, held: Held, spool_path: Path, *, start: int = 0) -> None:
         """``start`` is the sealed offset. ``spool_path`` is where this flow's spool is, when it needs one."""
@@ -47,17 +61,6 @@ class Flow:
         self._held = held
         self._queue: deque[Frame] = deque()
         self._last: Frame | None = None
-
-    @classmethod
-    def reopened(cls, source: str, generation: int, held: Held, spool_path: Path, *, start: int) -> "Flow":
-        """Return the flow of an earlier life of the collector, with its spool if it left one."""
-        flow = cls(source, generation, held, spool_path, start=start)
-        if spool_path.exists():
-            flow.spool = SpoolFile.open(spool_path)
-            held.spooled += flow.spool.size
-            flow.position = max(start, flow.spool.end)
-            flow._to_spool = flow._keep_spool = True
-        return flow
 
     @property
     def key(self) -> tuple[str, int]:
@@ -74,6 +77,14 @@ class Flow:
         """Bytes of text that are read and not committed."""
         return max(0, self.position - self.committed)
 
+    def adopt(self, spool: SpoolFile, *, keep: bool) -> None:
+        """Take the spool of an earlier life; ``keep`` it until sealed, where the file is let go."""
+        self.spool = spool
+        self._held.spooled += spool.size
+        self.position = max(self.position, spool.end)
+        self._to_spool = True
+        self._keep_spool = keep
+
     # -- in --------------------------------------------------------------------------------
 
     def add(self, block: Block, framer: Framer) -> None:
@@ -82,25 +93,39 @@ class Flow:
 
     def skip(self, end: int, reason: str) -> None:
         """Say that the bytes from ``position`` to ``end`` will not come."""
+        end = min(end, MAX_OFFSET)
         if end > self.position:
             self._put(gap_frame(self.position, end, time.time_ns(), time.monotonic_ns(), reason))
 
     def lose(self, end: int, reason: str) -> None:
         """As ``skip``, where the spool cannot be written: the gap goes out behind everything else."""
+        end = min(end, MAX_OFFSET)
         if end > self.position:
-            self._last = gap_frame(self.position, end, time.time_ns(), time.monotonic_ns(), reason)
+            start = self._last.offset if self._last is not None else self.position
+            self._last = gap_frame(start, end, time.time_ns(), time.monotonic_ns(), reason)
             self.position = end
 
     def _put(self, frame: Frame) -> None:
         if self._to_spool:
-            self._spool_append(frame)
+            self._put_on_disk(frame)
         else:
             self._enqueue(frame)
         self.position = frame.end
 
+    def _put_on_disk(self, frame: Frame) -> None:
+        try:
+            if self._queue and (self.spool is None or self._queue[-1].end > self.spool.end):
+                self.spill()  # again: the last time it came to an end half-way
+            self._spool_append(frame)
+        except UnavailableError:
+            # With the disk full it may still go up from memory, if nothing on disk has to go first.
+            if self._held.full or self.framed < self.position:
+                raise
+            self._enqueue(frame)
+
     def _enqueue(self, frame: Frame) -> None:
         self._queue.append(frame)
-        self._held.memory += len(frame.data)
+        self._held.memory += weight(frame)
         self.framed = frame.end
 
     # -- the spool -------------------------------------------------------------------------
@@ -115,17 +140,14 @@ class Flow:
 
     def secure(self, tail: Tail | None) -> None:
         """From now on everything that is not sealed is on disk: ``tail`` is read again from there, if need be."""
-        self._keep_spool = True
-        if tail is None or self.spool is not None:
-            self.spill()
-            return
-        if self.sealed < self.position:
-            if not _seek(tail, self.sealed):
-                self.spill()
-                return
+        self._keep_spool = self._to_spool = True
+        begins = self.spool.start if self.spool is not None else self.position
+        if tail is not None and begins > self.sealed and _seek(tail, self.sealed):
+            self._drop_spool()
+            self._clear_queue(self.committed)
             self.position = self.sealed
-        self._to_spool = True
-        self._clear_queue(self.committed)
+        else:
+            self.spill()
 
     def _spool_append(self, frame: Frame) -> None:
         if self._held.spooled >= self._held.spool_limit:
@@ -136,6 +158,7 @@ class Flow:
             # One that an earlier life made after its last saved state: what it holds is read again.
             self.spool_path.unlink(missing_ok=True)
             self.spool = SpoolFile.create(self.spool_path, self.source, self.generation)
+            self._held.spooled += self.spool.size
         before = self.spool.size
         self.spool.append(frame)
         self._held.spooled += self.spool.size - before
@@ -148,38 +171,38 @@ class Flow:
 
     # -- out -------------------------------------------------------------------------------
 
-    def outgoing(self, max_bytes: int) -> list[Frame]:
-        """Return the next frames to send, contiguous from ``committed``: about ``max_bytes``, at least one."""
-        self._refill(max_bytes)
+    def outgoing(self, most: int) -> list[Frame]:
+        """Return the next frames to send, contiguous from ``committed``: about ``most`` bytes, at least one frame."""
+        self._refill(most)
         last = self._last
         if last is not None and last.offset <= self.framed < last.end:
             self._enqueue(last if last.offset == self.framed else recut(last, self.framed))
         size = 0
         chosen: list[Frame] = []
         for frame in self._queue:
-            if chosen and size + len(frame.data) > max_bytes:
+            if chosen and size + weight(frame) > most:
                 break
-            size += len(frame.data)
+            size += weight(frame)
             chosen.append(frame)
         return chosen
 
-    def _refill(self, max_bytes: int) -> None:
+    def _refill(self, most: int) -> None:
         spool = self.spool
         if spool is None or self.framed >= spool.end:
             return
-        wanted = max_bytes - sum(len(frame.data) for frame in self._queue)
+        wanted = most - sum(weight(frame) for frame in self._queue)
         if wanted <= 0:
             return
         for frame in spool.frames(self.framed):
             self._enqueue(frame if frame.offset >= self.framed else recut(frame, self.framed))
-            wanted -= len(frame.data)
+            wanted -= weight(frame)
             if wanted <= 0:
                 break
 
     def accept(self, committed: int, sealed: int) -> None:
         """Take an answer's offsets: forget what Redis has; the spool, once it is no longer needed."""
         self.sealed = max(self.sealed, sealed)
-        if committed > self.committed:
+        if committed >= self.committed:
             self.committed = committed
             self._forget(committed)
         spool = self.spool
@@ -193,11 +216,11 @@ class Flow:
     def _forget(self, committed: int) -> None:
         queue = self._queue
         while queue and queue[0].end <= committed:
-            self._held.memory -= len(queue.popleft().data)
+            self._held.memory -= weight(queue.popleft())
         if queue and queue[0].offset < committed:
             whole = queue.popleft()
             rest = recut(whole, committed)
-            self._held.memory += len(rest.data) - len(whole.data)
+            self._held.memory += weight(rest) - weight(whole)
             queue.appendleft(rest)
         if not queue:
             self.framed = max(self.framed, committed)
@@ -210,42 +233,65 @@ class Flow:
         ``tail`` is the open file, where it still is in this generation. Bytes that nobody has
         any more become a gap.
         """
-        before = self.position
         if committed >= self.committed:
             self.accept(committed, self.sealed)
-            if tail is not None and self.position > before:
-                _seek(tail, self.position)
-            return
-        self.committed = committed
-        if self.spool is not None and self.spool.start <= committed:
-            self._requeue(committed)
-        elif tail is not None and _seek(tail, committed):
+        else:
+            if self.spool is not None:
+                self._empty_queue(self.spool, tail)
+            if not self._queue:
+                self.framed = committed
+            self.committed = committed
+            self._forget(committed)
+        begins = self._begins()
+        if begins > committed:
+            self._fill_hole(committed, begins, tail)
+
+    def _begins(self) -> int:
+        """Return where the bytes begin that can be sent without reading the file again."""
+        if self._queue:
+            return self._queue[0].offset
+        if self.spool is not None and self.framed < self.spool.end:
+            return max(self.spool.start, self.framed)
+        return self._last.offset if self._last is not None else self.position
+
+    def _empty_queue(self, spool: SpoolFile, tail: Tail | None) -> None:
+        """Have all that was read on disk; what the disk does not take is read again, or lost."""
+        try:
+            self.spill()
+        except UnavailableError as error:
+            end = self.position
+            self._clear_queue(self.committed)
+            self.position = spool.end
+            if tail is None:
+                self.lose(end, f"not kept: {error.what}")
+
+    def _fill_hole(self, committed: int, begins: int, tail: Tail | None) -> None:
+        if tail is not None and _seek(tail, committed):
             self._drop_spool()
             self._to_spool = self._keep_spool
             self._clear_queue(committed)
+            self._last = None
             self.position = committed
-        else:
-            self._lose(committed)
+            return
+        reason = "lost: Redis lost its memory after the file was gone"
+        gap = gap_frame(committed, begins, time.time_ns(), time.monotonic_ns(), reason)
+        self._queue.appendleft(gap)
+        self._held.memory += weight(gap)
+        self.framed = self._queue[-1].end
 
-    def _requeue(self, committed: int) -> None:
-        """Fill the queue from the spool again; what the queue has beyond it is put there first."""
-        self.committed = committed
-        self.spill()
-
-    def _lose(self, committed: int) -> None:
-        if self.spool is not None:
-            self._requeue(committed)
-            have = self.spool.start
-        else:
-            have = self._queue[0].offset if self._queue else self.position
-        framed = self._queue[-1].end if self._queue else max(have, committed)
-        if have > committed:
-            reason = "lost: Redis lost its memory after the file was gone"
-            self._queue.appendleft(gap_frame(committed, have, time.time_ns(), time.monotonic_ns(), reason))
-        self.framed = framed
+    def give_up_spool(self, tail: Tail | None, reason: str) -> None:
+        """The disk does not give back what was written: read the file again, or say what is lost."""
+        end = self.spool.end if self.spool is not None else self.framed
+        self._drop_spool()
+        self._to_spool = self._keep_spool
+        if tail is not None and _seek(tail, self.committed):
+            self._clear_queue(self.committed)
+            self.position = self.committed
+        elif end > self.framed:
+            self._enqueue(gap_frame(self.framed, end, time.time_ns(), time.monotonic_ns(), f"not kept: {reason}"))
 
     def _clear_queue(self, framed: int) -> None:
-        self._held.memory -= sum(len(frame.data) for frame in self._queue)
+        self._held.memory -= sum(weight(frame) for frame in self._queue)
         self._queue.clear()
         self.framed = framed
 
@@ -268,12 +314,9 @@ class Flow:
             self.spool = None
 
 
-def _seek(tail: Tail, offset: int) -> bool:
-    """Go there; False where these bytes cannot be had from the file (any more)."""
-    try:
-        return tail.seek(offset)
-    except UnavailableError:
-        return False
+def weight(frame: Frame) -> int:
+    """Return what a frame costs in memory and in Redis, in bytes."""
+    return len(frame.data) + FRAME_OVERHEAD
 
 
 def recut(frame: Frame, start: int) -> Frame:
@@ -283,3 +326,11 @@ def recut(frame: Frame, start: int) -> Frame:
     if frame.gap:
         return gap_frame(start, frame.end, frame.wall_ns, frame.mono_ns, frame.gap)
     return Framer().frame(start, frame.text()[start - frame.offset :], frame.wall_ns, frame.mono_ns)
+
+
+def _seek(tail: Tail, offset: int) -> bool:
+    """Go there; False where these bytes cannot be had from the file (any more)."""
+    try:
+        return tail.seek(offset)
+    except UnavailableError:
+        return False

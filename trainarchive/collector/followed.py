@@ -1,23 +1,21 @@
 """A followed source: an open file, its generations' flows, and when to look at it next."""
 
-import logging
-
 import msgspec
 
 from trainarchive.collector.flow import Flow, Held
-from trainarchive.errors import TrainarchiveError
+from trainarchive.errors import UnavailableError
 from trainarchive.frame import MAX_RAW, Framer
 from trainarchive.run import Source
 from trainarchive.settings import Collector as Limits
 from trainarchive.tail import Saved, Tail
 
-log = logging.getLogger("trainarchive.collector")
-
 MIB = 1024 * 1024
 BLOCKS_A_TURN = 8
 """Blocks read from one file before the others have their turn."""
 SMALL = MAX_RAW // 4
-SPOOL_RETRY_S = 0.5
+RETRY_S = 0.5
+STARTS = (1, 64, 1024, 4096)
+"""A state is saved before bytes go up when the fingerprinted beginning first has this length."""
 
 
 class Pace(msgspec.Struct):
@@ -41,6 +39,15 @@ class Pace(msgspec.Struct):
         self.due = now + min(max(slept, limits.poll_min_ms / 1000), limits.poll_max_ms / 1000)
 
 
+class Ceiling(msgspec.Struct):
+    """How much of a source is archived: ``head`` bytes from its beginning, ``keep`` from its end (all generations)."""
+
+    head: int
+    keep: int
+    reason: str
+    lowered: bool = False
+
+
 class Followed:
     """One source on this node. ``tail`` is None once the file is let go; flows may still be on their way."""
 
@@ -49,14 +56,18 @@ class Followed:
         self.tail = tail
         self.flows = flows
         self.pace = Pace()
+        self.entry = 0
+        self.last_seen = 0.0
         self.closing_until: float | None = None
-        self.saved_tail = tail.saved() if tail is not None else None
-        self._skipping = False
+        self.saved_tail: Saved | None = None
+        self._prepared = False
         self._close_at = 0
-        self._head = self._keep = limits.source_ceiling_mib * MIB // 2
-        self._why_skipped = f"over the ceiling of {limits.source_ceiling_mib} MiB a source; its head and tail are kept"
+        self._passed = sum(flow.position for flow in flows[:-1])
+        self._cut = False
         self._held = held
         self._limits = limits
+        half = limits.source_ceiling_mib * MIB // 2
+        self._ceiling = Ceiling(half, half, f"over the ceiling of {limits.source_ceiling_mib} MiB a source")
 
     @property
     def current(self) -> Flow:
@@ -72,9 +83,16 @@ class Followed:
         """The file is let go and every byte of it is in the store."""
         return self.tail is None and all(flow.done for flow in self.flows)
 
+    @property
+    def total(self) -> int:
+        """Bytes of text read so far, of all generations."""
+        return self._passed + self.current.position
+
     def tail_of(self, flow: Flow) -> Tail | None:
         """Return the open file if it still is in this flow's generation."""
         return self.tail if self.tail is not None and flow is self.current else None
+
+    # -- reading ---------------------------------------------------------------------------
 
     def read(self, now: float, framer: Framer) -> int:
         """Read what is there, a few blocks at most; return the bytes of text that came.
@@ -86,11 +104,7 @@ class Followed:
             return 0
         got = 0
         try:
-            self._note_ends(tail)
-            if tail.offset != self.current.position:
-                # What was read last could not be kept, or an earlier life read further.
-                tail.seek(self.current.position)
-                self._note_ends(tail)
+            self._align(tail)
             for _ in range(BLOCKS_A_TURN):
                 block = None if self._at_ceiling(tail) else tail.read()
                 self._note_ends(tail)
@@ -102,94 +116,116 @@ class Followed:
                     return got
                 if block is None or len(block.data) < SMALL:
                     break
-        except TrainarchiveError as error:
-            self._put_off(now, tail, str(error))
+        except UnavailableError as error:
+            self._put_off(now, tail, error.what)
             return got
         self.pace.after(now, got, self._limits)
         return got
 
+    def _align(self, tail: Tail) -> None:
+        """Read on where the flow stands: what was read last may not have been kept, or Redis has more."""
+        self._note_ends(tail)
+        if self.closing_until is not None and not self._prepared:
+            tail.poll()
+            self._note_ends(tail)
+            self._close_at = tail.offset + tail.pending()
+            self.current.secure(tail)
+            self._prepared = True
+        if tail.offset != self.current.position:
+            tail.seek(self.current.position)
+            self._note_ends(tail)
+
     def _put_off(self, now: float, tail: Tail, why: str) -> None:
-        """Nothing can be put on disk (or read) now: stay where we are, and give up only when the file must go."""
-        self.pace.due = now + SPOOL_RETRY_S
+        """Nothing can be kept (or read) now: try again, and give up only when the file must go."""
+        self.pace.due = now + RETRY_S
         if self.closing_until is not None and now >= self.closing_until:
             self.current.lose(max(self._close_at, tail.offset + tail.pending()), f"not kept: {why}")
             self.let_go()
 
-    def limit(self, keep: int, reason: str) -> None:
-        """Archive no more of this source than is read by now and, at its end, the last ``keep`` bytes."""
-        if self._keep > keep:
-            self._head, self._keep, self._why_skipped = self.current.position, keep, reason
-
-    def _at_ceiling(self, tail: Tail) -> bool:
-        """Keep the head and, when the end is known, the tail of what is over the ceiling."""
-        position = self.current.position
-        if position < self._head or self._skipping:
-            return False
-        if self.closing_until is None:
-            return True
-        start = self._close_at - self._keep
-        if position < start and tail.seek(start):
-            self.current.skip(start, self._why_skipped)
-        self._skipping = True
-        return False
+    def _note_ends(self, tail: Tail) -> None:
+        for ended in list(tail.ended):
+            flow = self.current
+            over = self.total >= self._ceiling.head and not self._cut
+            flow.skip(ended.known_size, self._ceiling.reason if over else f"{ended.reason} before it was read")
+            tail.ended.pop(0)
+            flow.ended = True
+            self._passed += flow.position
+            path = flow.spool_path.with_suffix(f".{ended.generation + 1}")
+            self.flows.append(Flow(self.source.id, ended.generation + 1, self._held, path))
+            self._cut = False
+            if self._prepared:
+                self.current.secure(None)
+                self._close_at = tail.offset + tail.pending()
 
     def note_ends(self) -> None:
         """Take in what a resumed file says of the time in between."""
         if self.tail is not None:
             self._note_ends(self.tail)
 
-    def _note_ends(self, tail: Tail) -> None:
-        for ended in tail.ended:
-            flow = self.current
-            flow.skip(ended.known_size, f"{ended.reason} before they could be read")
-            flow.ended = True
-            path = flow.spool_path.with_suffix(f".{ended.generation + 1}")
-            self.flows.append(Flow(self.source.id, ended.generation + 1, self._held, path))
-            self._skipping = False
-            if self.closing_until is not None:
-                self.current.secure(None)
-                self._close_at = tail.offset + tail.pending()
-        tail.ended.clear()
+    # -- ceilings --------------------------------------------------------------------------
+
+    def limit(self, keep: int, reason: str) -> None:
+        """Archive no more of this source than is read by now and, at its end, the last ``keep`` bytes."""
+        if not self._ceiling.lowered:
+            self._ceiling = Ceiling(self.total, min(keep, self._ceiling.keep), reason, lowered=True)
+
+    def _at_ceiling(self, tail: Tail) -> bool:
+        """Keep the head and, when the end is known, the tail of what is over the ceiling."""
+        if self.total < self._ceiling.head or self._cut:
+            return False
+        if self.closing_until is None:
+            return True
+        start = self._close_at - self._ceiling.keep
+        if self.current.position < start and tail.seek(start):
+            self.current.skip(start, f"{self._ceiling.reason}; its head and tail are kept")
+        self._cut = True
+        return False
+
+    # -- state -----------------------------------------------------------------------------
 
     def start_changed(self) -> bool:
         """Say whether the saved state could no longer tell this file from a rewritten one."""
         saved, tail = self.saved_tail, self.tail
-        return tail is not None and (
-            saved is None or saved.fingerprint != tail.fingerprint or saved.generation != tail.generation
-        )
+        if tail is None:
+            return False
+        if saved is None or saved.generation != tail.generation:
+            return True
+        return _steps(saved.fingerprint.length) < _steps(tail.fingerprint.length)
 
     def state(self) -> Saved | None:
         """Return what a later life needs to go on with this file from what is sealed."""
-        if self.tail is not None:
-            self.saved_tail = self.tail.saved(min(self.current.sealed, self.tail.offset))
-        return self.saved_tail
+        if self.tail is None:
+            return self.saved_tail
+        return self.tail.saved(min(self.current.sealed, self.tail.offset))
 
     # -- letting go ------------------------------------------------------------------------
 
+    def prune(self) -> None:
+        """Forget generations that are in the store: a file rewritten every second makes one each time."""
+        for flow in [flow for flow in self.flows[:-1] if flow.done]:
+            flow.forget()
+            self.flows.remove(flow)
+
     def close(self, until: float) -> None:
         """From here on what is not sealed goes to disk; at the file's end, or at ``until``, it is closed."""
-        if self.closing_until is not None:
-            return
-        try:
-            self._close(until)
-        except TrainarchiveError as error:
-            log.warning("%s: %s", ascii(self.source.path), error)
+        if self.closing_until is None:
+            self.closing_until = until
+            self.pace.due = 0.0
 
-    def _close(self, until: float) -> None:
-        self.closing_until = until
-        self.pace.due = 0.0
-        if self.tail is not None:
-            self.tail.poll()
-            self._close_at = self.tail.offset + self.tail.pending()
-        for flow in self.flows:
-            flow.secure(self.tail_of(flow))
+    def secure_ended(self) -> None:
+        """Put what earlier generations have in memory on disk; raise UnavailableError where there is no room."""
+        for flow in self.flows if self.tail is None else self.flows[:-1]:
+            flow.secure(None)
 
     def let_go(self) -> None:
         """Close the file. What was read stays in the flows."""
         if self.tail is not None:
-            self.state()
+            self.saved_tail = self.state()
             self.tail.close()
             self.tail = None
         for flow in self.flows:
             flow.ended = True
-            flow.sync()
+
+
+def _steps(length: int) -> int:
+    return sum(length >= start for start in STARTS)

@@ -18,18 +18,24 @@ class Holding:
         self._holder: Holder | None = None
         self._told = False
 
-    def restore(self, files: Mapping[str, int]) -> None:
-        """Where there is no holder, start one and give it all ``files`` (name → fd)."""
+    def connect(self) -> bool:
+        """Start a holder, or find the one that runs; True where there was none connected and now one is."""
         if self._holder is not None:
-            return
+            return False
         try:
             self._holder = Holder.start(self._state)
         except (TrainarchiveError, OSError) as error:
             self._lost(error)
-            return
+            return False
         self._told = False
-        for name, fd in files.items():
-            self.keep(name, fd)
+        return True
+
+    def reconcile(self, files: Mapping[str, int]) -> None:
+        """Have the holder keep exactly ``files`` (name → fd): what it has beyond them pins disks and mounts."""
+        for name in self.names() - files.keys():
+            self.release(name)
+        for name in files.keys() - self.names():
+            self.keep(name, files[name])
 
     def names(self) -> frozenset[str]:
         """Return the names of the files that an earlier life of the collector left."""
@@ -63,11 +69,18 @@ class Holding:
             except TrainarchiveError as error:
                 self._lost(error)
 
-    def disconnect(self) -> None:
-        """Leave the files with the holder."""
-        if self._holder is not None:
-            self._holder.disconnect()
-            self._holder = None
+    def disconnect(self, *, end: bool = False) -> None:
+        """Leave the files with the holder; or ``end`` it, where it has none."""
+        holder, self._holder = self._holder, None
+        if holder is None:
+            return
+        try:
+            if end:
+                holder.stop()
+            else:
+                holder.disconnect()
+        except TrainarchiveError as error:
+            log.warning("%s", error)
 
     def _lost(self, error: Exception) -> None:
         """A holder that does not answer holds nothing that could be had back: go on without, try again later."""

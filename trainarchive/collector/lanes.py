@@ -1,27 +1,49 @@
 """The lanes of this node: opened and closed by notices, found again after a restart."""
 
+import fcntl
 import logging
-import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from trainarchive import notice as notices
+from trainarchive import private
+from trainarchive.collector.files import Shared
 from trainarchive.collector.followed import Followed
-from trainarchive.collector.keeper import Keeper, Shared
+from trainarchive.collector.keeper import Keeper
 from trainarchive.collector.restoring import restore
 from trainarchive.collector.saved import Phase, load
-from trainarchive.errors import TrainarchiveError
+from trainarchive.errors import SettingsError, TrainarchiveError
 from trainarchive.notice import Notice
 from trainarchive.run import Lane, LaneReport, RunKey
 
 SWEEP_S = 3600.0
+LATE_S = 5.0
+"""A prolog's notice is taken within milliseconds where a collector runs."""
+FORGOTTEN_S = 86_400.0
+"""Directories that Prolog moved aside are removed when they are this old."""
+ABSENCE_S = 10.0
+"""A shorter absence is told by nothing: the sign of life itself comes every few seconds."""
 
 Waiting = tuple[Keeper, Followed]
 """A source that is to be read at once, with its lane's keeper."""
 
 log = logging.getLogger("trainarchive.collector")
+
+
+def lock(state: Path) -> IO[bytes]:
+    """Take the state directory, for as long as the file is open; raise SettingsError where another process has it."""
+    file = (state / "lock").open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        hint = "give each collector its own [node] spool and state"
+        raise SettingsError("another collector works here", where=str(state), hint=hint) from error
+    return file
 
 
 class Lanes:
@@ -35,6 +57,8 @@ class Lanes:
         self._open = spool / "open"
         self._safe = spool / "safe"
         self._directories = shared.settings.state / "lanes"
+        self._lost = shared.settings.state / "lost"
+        self._alive = shared.settings.state / "alive"
         for directory, mode in (
             (spool, 0o711),
             (spool / "jobs", 0o711),
@@ -42,9 +66,13 @@ class Lanes:
             (self._open, 0o700),
             (self._safe, 0o700),
             (self._directories, 0o700),
+            (self._lost, 0o700),
         ):
-            directory.mkdir(parents=True, exist_ok=True, mode=mode)
+            if not directory.exists():
+                directory.mkdir(parents=True)
+                directory.chmod(mode)  # whatever the umask: users must get through to their own directories
         self._sweep_at = 0.0
+        self._remover = ThreadPoolExecutor(1, "remover")
         self._boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
     def __iter__(self) -> Iterator[Keeper]:
@@ -86,8 +114,8 @@ class Lanes:
         to_read: list[Waiting] = []
         wanted = self._shared.settings.collector
         if wanted.opt_out_comment and notice.job.comment == wanted.opt_out_comment:
-            log.info("%s opted out", notice.run)
-            self._drop_private(notice)
+            # Its private directory stays: the job's tasks may have it in their environment.
+            log.info("%s: opted out", notice.run)
             kept.unlink(missing_ok=True)
             return to_read
         lane = Lane(notice.run, notice.node, notice.token)
@@ -106,6 +134,11 @@ class Lanes:
         report = LaneReport(job=notice.job, boot_id=self._boot_id)
         keeper = Keeper(lane, report, directory, self._shared, first_generation=first_generation)
         keeper.notices.append(kept.name)
+        late = time.time() - notice.time
+        if late > LATE_S:
+            keeper.note(
+                f"first looked at {late:.0f} s after its prolog: files of processes that had ended are not found"
+            )
         self.keepers[lane] = keeper
         keeper.save(durable=True)
         log.info("%s: begins on this node", lane.run)
@@ -113,9 +146,10 @@ class Lanes:
 
     def _end(self, notice: Notice, kept: Path, now: float) -> list[Waiting]:
         """Close the runs that Prolog opened here: the notice's own restart count may be one too high."""
-        if any(kept.name in keeper.notices for keeper in self):
-            return []
         to_read: list[Waiting] = []
+        for keeper in self:
+            if kept.name in keeper.notices:
+                return [(keeper, followed) for followed in keeper.close(now)]
         closed = False
         for keeper in self._following(notice.run):
             sluids = {keeper.report.job.sluid, notice.job.sluid} - {""}
@@ -124,7 +158,8 @@ class Lanes:
                 keeper.notices.append(kept.name)
                 to_read += [(keeper, followed) for followed in keeper.close(now, notice)]
         if not closed:
-            log.info("%s: epilog without its prolog, nothing to close", notice.run)
+            log.info("%s: nothing to close for this epilog", notice.run)
+            self._answer(kept.name)
             kept.unlink(missing_ok=True)
         return to_read
 
@@ -137,20 +172,17 @@ class Lanes:
             and (keeper.lane.run.cluster, keeper.lane.run.job_id) == (run.cluster, run.job_id)
         ]
 
-    def _drop_private(self, notice: Notice) -> None:
-        if notice.job.private_dir:
-            shutil.rmtree(notice.job.private_dir, ignore_errors=True)
-
     # -- over a restart --------------------------------------------------------------------
 
     def restore(self, now: float) -> list[Waiting]:
         """Find the lanes that an earlier life left, then act again on the notices that were taken."""
         to_read: list[Waiting] = []
         held_names = self._shared.holder.names()
-        for directory in sorted(self._directories.iterdir()):
+        for directory in sorted(path for path in self._directories.iterdir() if path.is_dir()):
             to_read += self._restore_lane(directory, held_names, now)
         fresh_number = int(time.time())
-        for path in sorted(self._open.iterdir(), key=lambda one: (one.stat().st_mtime_ns, one.name)):
+        taken = [path for path in self._open.iterdir() if path.is_file()]
+        for path in sorted(taken, key=lambda one: (one.stat().st_mtime_ns, one.name)):
             try:
                 notice = notices.read_notice(path)
             except TrainarchiveError as error:
@@ -161,7 +193,26 @@ class Lanes:
                 continue
             # Its lane's state is gone: generations get numbers that no earlier life can have used.
             to_read += self._act(notice, path, now, first_generation=fresh_number)
+            for keeper in self:
+                if path.name in keeper.notices:
+                    keeper.note(f"the collector lost its state of this run; what it had not sent is in {self._lost}")
+        self._tell_absence()
         return to_read
+
+    def alive(self) -> None:
+        """Leave a sign that the collector looks after its files."""
+        with suppress(OSError):
+            self._alive.touch()
+
+    def _tell_absence(self) -> None:
+        """Processes that lived only while no collector ran were never seen: the manifest has to say so."""
+        with suppress(FileNotFoundError):
+            away = time.time() - self._alive.stat().st_mtime
+            if away > ABSENCE_S:
+                for keeper in self:
+                    keeper.note(
+                        f"no collector ran for {away:.0f} s: files of processes that lived only then are not found"
+                    )
 
     def _restore_lane(self, directory: Path, held_names: frozenset[str], now: float) -> list[Waiting]:
         try:
@@ -170,13 +221,15 @@ class Lanes:
             log.warning("state lost: %s", error)
             saved = None
         if saved is None:
-            shutil.rmtree(directory, ignore_errors=True)
+            # Kept for people to look at: its spools may hold what is nowhere else.
+            with suppress(OSError):
+                directory.rename(self._lost / f"{directory.name}.{time.time_ns()}")
             return []
         lane = Lane.parse(saved.lane)
         keeper = Keeper(lane, saved.report, directory, self._shared, first_generation=0)
         to_read = [(keeper, followed) for followed in restore(keeper, saved, self._shared, held_names)]
         self.keepers[lane] = keeper
-        log.info("%s: resumed with %d files", lane.run, len(keeper.followed))
+        log.info("%s: resumed with %d files", lane.run, len(keeper.files.followed))
         if keeper.phase is Phase.FOLLOWING and saved.report.boot_id != self._boot_id:
             keeper.note("the node was started anew while the job ran")
             to_read = [(keeper, followed) for followed in keeper.close(now)]
@@ -188,28 +241,40 @@ class Lanes:
         """Tell waiting epilogs what is safe; forget what is archived, and return it."""
         over = []
         for keeper in self:
-            if keeper.safe and not keeper.told_safe:
+            if keeper.phase is Phase.DRAINED and not keeper.told_safe and keeper.safe:
                 keeper.told_safe = True
                 for name in keeper.notices:
-                    (self._safe / name).touch(mode=0o600)
+                    self._answer(name)
             if keeper.archived:
                 self._forget(keeper)
                 over.append(keeper.lane)
         return over
 
+    def _answer(self, name: str) -> None:
+        """Tell the epilog that left this notice, and may wait, that nothing of this node is unsafe."""
+        with suppress(OSError):
+            (self._safe / name).touch(mode=0o600)
+
     def _forget(self, keeper: Keeper) -> None:
         # The notices go first: a lane without notices is forgotten again after a crash, harmlessly.
         for name in keeper.notices:
             (self._open / name).unlink(missing_ok=True)
-            (self._safe / name).unlink(missing_ok=True)
         keeper.forget()
         del self.keepers[keeper.lane]
+        job = keeper.report.job
+        if job.private_dir and not any(other.report.job.private_dir == job.private_dir for other in self):
+            path = Path(job.private_dir)
+            if private.is_of(path, job.sluid):
+                # Apart from the loop: users may have put any number of files there.
+                self._remover.submit(private.remove, path)
 
     def sweep(self, now: float) -> None:
         """Remove, now and then, what killed hooks left half written."""
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_S
             notices.sweep(self._spool, before=time.time() - SWEEP_S)
+            mine = tuple(Path(keeper.report.job.private_dir) for keeper in self if keeper.report.job.private_dir)
+            self._remover.submit(private.sweep, self._spool, before=time.time() - FORGOTTEN_S, in_use=mine)
 
     def save(self) -> None:
         """Write what changed."""
@@ -221,3 +286,4 @@ class Lanes:
         """Keep everything for the next life."""
         for keeper in self:
             keeper.stop()
+        self._remover.shutdown(wait=False, cancel_futures=True)

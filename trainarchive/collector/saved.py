@@ -5,6 +5,7 @@ whatever is above them is asked of Redis, or read again.
 """
 
 import os
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from trainarchive.run import LaneReport, Source
 from trainarchive.tail import Saved
 
 FILE = "state.json"
+BEFORE = "state.json.1"
+"""The state before the last: a power cut can leave the last one torn, since not every save waits for the disk."""
 
 
 class Phase(StrEnum):
@@ -66,6 +69,8 @@ def save(directory: Path, saved: SavedLane, *, durable: bool) -> None:
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
+        with suppress(FileNotFoundError):
+            (directory / FILE).replace(directory / BEFORE)
         temporary.replace(directory / FILE)
     except OSError as error:
         hint = "free space on this node: after a restart more would be sent again"
@@ -73,14 +78,17 @@ def save(directory: Path, saved: SavedLane, *, durable: bool) -> None:
 
 
 def load(directory: Path) -> SavedLane | None:
-    """Return what was saved, None where nothing was; raise DamagedError for what cannot be read."""
-    path = directory / FILE
-    try:
-        saved = msgspec.json.decode(path.read_bytes(), type=SavedLane)
-    except FileNotFoundError:
-        return None
-    except msgspec.DecodeError as error:
-        raise DamagedError(
-            str(error), where=str(path), hint="the lane is read again from its files' beginning"
-        ) from error
-    return saved
+    """Return what was saved, None where nothing was; raise DamagedError where no state can be read."""
+    trouble: DamagedError | None = None
+    for name in (FILE, BEFORE):
+        path = directory / name
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=SavedLane)
+        except FileNotFoundError:
+            continue
+        except (msgspec.DecodeError, OSError) as error:
+            hint = "the lane's files are read again from their beginning"
+            trouble = trouble or DamagedError(str(error), where=str(path), hint=hint)
+    if trouble is not None:
+        raise trouble
+    return None

@@ -1,22 +1,29 @@
 """What goes up next, and what an answer means for the lanes."""
 
+import logging
 from collections.abc import Iterator
 
-from trainarchive.collector.flow import Flow
+from trainarchive.collector.flow import Flow, weight
 from trainarchive.collector.followed import MIB, Followed
 from trainarchive.collector.keeper import Keeper
 from trainarchive.collector.lanes import Lanes
 from trainarchive.collector.saved import Phase
 from trainarchive.collector.uplink import Reply, Request
+from trainarchive.errors import TrainarchiveError
+from trainarchive.frame import Frame
 from trainarchive.run import Lane, LaneReport, Source
 from trainarchive.settings import Collector as Limits
 from trainarchive.stream import Answer, Append, Outcome
+
+log = logging.getLogger("trainarchive.collector")
 
 STATUS_S = 1.0
 QUIET_STATUS_S = 5.0
 """While files are followed the answers to appends tell what is sealed: a status is only a check."""
 CLOCK_S = 60.0
 FULL_WAIT_S = 0.2
+FULL_WAIT_MAX_S = 2.0
+TROUBLE_WAIT_S = 10.0
 STATUSES_A_TIME = 32
 
 Key = tuple[Lane, str, int]
@@ -31,6 +38,8 @@ class Sending:
         self._limits = limits
         self._waiting: dict[Key, tuple[Keeper, Followed, Flow]] = {}
         self._clock_at = 0.0
+        self._skew: tuple[float, float] | None = None
+        self._full_since: float | None = None
         self._full_until = 0.0
 
     def wants(self, keeper: Keeper, followed: Followed) -> None:
@@ -39,50 +48,66 @@ class Sending:
             if flow.waiting:
                 self._waiting[keeper.lane, *flow.key] = (keeper, followed, flow)
 
+    def forget(self, lane: Lane) -> None:
+        """A lane is over."""
+        for key in [key for key in self._waiting if key[0] == lane]:
+            del self._waiting[key]
+
+    def full_for(self, keeper: Keeper, now: float) -> float:
+        """Return for how long (s) Redis has taken nothing of this lane for want of room."""
+        since = [one for one in (keeper.full_since, self._full_since) if one is not None]
+        return now - min(since) if since else 0.0
+
+    # -- requests --------------------------------------------------------------------------
+
     def request(self, now: float) -> Request:
         """Return what to say to Redis now; empty when there is nothing."""
-        opens = tuple(self._opens())
-        describes = tuple(self._describes())
-        reports = tuple(
-            (keeper.lane, keeper.report) for keeper in self._lanes if keeper.known and keeper.report_changed
+        ready = [keeper for keeper in self._lanes if now >= keeper.hold_until]
+        return Request(
+            opens=tuple(self._opens(ready)),
+            describes=tuple(
+                (one.lane, tuple(one.files.undescribed.values()))
+                for one in ready
+                if one.known and one.files.undescribed
+            ),
+            appends=tuple(self._appends(now)),
+            reports=tuple((one.lane, one.report) for one in ready if one.known and one.report_changed),
+            statuses=tuple(self._statuses(ready, now)),
+            ask_clock=now >= self._clock_at and bool(ready),
         )
-        clock = now >= self._clock_at and bool(self._lanes.keepers)
-        return Request(opens, describes, tuple(self._appends(now)), reports, tuple(self._statuses(now)), clock)
 
     def next_time(self) -> float:
         """When a status is due, if nothing else happens (monotonic s)."""
         return min((keeper.next_status for keeper in self._lanes), default=float("inf"))
 
-    def _opens(self) -> Iterator[tuple[Lane, LaneReport, tuple[Source, ...]]]:
-        for keeper in self._lanes:
+    def _opens(self, ready: list[Keeper]) -> Iterator[tuple[Lane, LaneReport, tuple[Source, ...]]]:
+        for keeper in ready:
             if not keeper.known:
-                yield keeper.lane, keeper.report, tuple(one.source for one in keeper.followed.values())
-
-    def _describes(self) -> Iterator[tuple[Lane, tuple[Source, ...]]]:
-        for keeper in self._lanes:
-            if keeper.known and keeper.undescribed:
-                yield keeper.lane, tuple(keeper.undescribed)
+                yield keeper.lane, keeper.report, tuple(one.source for one in keeper.files)
 
     def _appends(self, now: float) -> Iterator[Append]:
         room = self._limits.batch_mib * MIB
         if now < self._full_until:
             return
+        starts_saved: dict[Lane, bool] = {}
         for key in list(self._waiting):
-            keeper, _, flow = self._waiting[key]
+            keeper, followed, flow = self._waiting[key]
             if room <= 0:
                 return
             if not keeper.known or now < keeper.hold_until:
                 continue
-            frames = flow.outgoing(room)
-            if not frames:
+            if not starts_saved.setdefault(keeper.lane, keeper.save_starts()):
                 continue
-            room -= sum(len(frame.data) for frame in frames)
-            # To the end of the line, so that every source has its turn.
-            self._waiting[key] = self._waiting.pop(key)
-            yield Append(keeper.lane, flow.source, flow.generation, frames, flow.sealed)
+            # A lane that is full is only asked whether it still is.
+            frames = _outgoing(flow, followed, room if keeper.full_since is None else 1)
+            if frames:
+                room -= sum(weight(frame) for frame in frames)
+                # To the end of the line, so that every source has its turn.
+                self._waiting[key] = self._waiting.pop(key)
+                yield Append(keeper.lane, flow.source, flow.generation, frames, flow.sealed)
 
-    def _statuses(self, now: float) -> Iterator[Lane]:
-        due = [keeper for keeper in self._lanes if keeper.known and now >= keeper.next_status]
+    def _statuses(self, ready: list[Keeper], now: float) -> Iterator[Lane]:
+        due = [keeper for keeper in ready if keeper.known and now >= keeper.next_status]
         for keeper in due[:STATUSES_A_TIME]:
             keeper.next_status = now + (QUIET_STATUS_S if keeper.phase is Phase.FOLLOWING else STATUS_S)
             yield keeper.lane
@@ -91,16 +116,24 @@ class Sending:
 
     def apply(self, reply: Reply, now: float) -> None:
         """Move the lanes to where Redis is."""
+        for lane, trouble in reply.troubles.items():
+            self._trouble(lane, trouble, now)
         self._apply_opened(reply)
         for append, answer in zip(reply.request.appends, reply.answers, strict=False):
             self._answer(append, answer, now)
         self._apply_statuses(reply)
-        if reply.full:
-            self._full_until = now + FULL_WAIT_S
-            for keeper in self._lanes:
-                keeper.full_since = keeper.full_since or now
+        if reply.request.appends:
+            self._full_since = (self._full_since or now) if reply.full else None
+            self._full_until = now + FULL_WAIT_S if reply.full else 0.0
         if reply.clock is not None:
             self._clock(reply.clock, now)
+
+    def _trouble(self, lane: Lane, trouble: str, now: float) -> None:
+        keeper = self._lanes.keepers.get(lane)
+        if keeper is not None:
+            log.warning("%s: waits, since its record in Redis cannot be used: %s", lane.run, trouble)
+            keeper.hold_until = now + TROUBLE_WAIT_S
+            keeper.next_status = keeper.hold_until
 
     def _apply_opened(self, reply: Reply) -> None:
         keepers = self._lanes.keepers
@@ -108,15 +141,17 @@ class Sending:
             if lane in keepers:
                 keepers[lane].opened(status)
                 self._wants_all(keepers[lane])
+                if self._skew is not None:
+                    keepers[lane].skewed(*self._skew)
         for lane, sources in reply.request.describes:
-            if lane in keepers:
-                undescribed = keepers[lane].undescribed
-                keepers[lane].undescribed = [source for source in undescribed if source not in sources]
+            if lane in keepers and lane not in reply.troubles:
+                keepers[lane].files.described(sources)
+                keepers[lane].stir()
 
     def _apply_statuses(self, reply: Reply) -> None:
         keepers = self._lanes.keepers
         for lane, report in reply.request.reports:
-            if lane in keepers and keepers[lane].report is report:
+            if lane in keepers and keepers[lane].report is report and lane not in reply.troubles:
                 keepers[lane].report_changed = False
         for lane, status in reply.statuses.items():
             if lane in keepers:
@@ -124,7 +159,7 @@ class Sending:
                 self._wants_all(keepers[lane])
 
     def _wants_all(self, keeper: Keeper) -> None:
-        for followed in keeper.followed.values():
+        for followed in keeper.files:
             self.wants(keeper, followed)
 
     def _answer(self, append: Append, answer: Answer, now: float) -> None:
@@ -133,34 +168,45 @@ class Sending:
         if found is None:
             return
         keeper, followed, flow = found
+        if answer.outcome is Outcome.BROKEN:
+            self._trouble(append.lane, "an append failed", now)
+            return
         if answer.outcome is Outcome.MISSING or answer.epoch != keeper.epoch:
             keeper.lost()
             return
-        if answer.outcome is Outcome.FULL:
-            keeper.hold_until = now + FULL_WAIT_S
-            keeper.full_since = keeper.full_since or now
-        else:
-            keeper.full_since = None
+        _note_full(keeper, answer, now)
         before = flow.sealed
         if answer.outcome is Outcome.GAP:
             flow.rewind(answer.committed, followed.tail_of(flow))
             flow.accept(flow.committed, answer.sealed)
-        elif answer.outcome is Outcome.OK:
+        else:
             flow.accept(answer.committed, answer.sealed)
         keeper.changed |= flow.sealed > before
         if not flow.waiting:
             self._waiting.pop(key, None)
+            keeper.stir()
 
     def _clock(self, clock: tuple[float, float, float], now: float) -> None:
         """Node minus Redis, taken at the middle of the round trip: half of it is the most it can be wrong by."""
         self._clock_at = now + CLOCK_S
         redis_time, round_trip, here = clock
+        self._skew = (here - round_trip / 2 - redis_time, round_trip / 2)
         for keeper in self._lanes:
-            report = keeper.report
-            if report.skew_error_s == 0.0 or round_trip / 2 < report.skew_error_s:
-                keeper.tell(skew_s=here - round_trip / 2 - redis_time, skew_error_s=round_trip / 2)
+            keeper.skewed(*self._skew)
 
-    def forget(self, lane: Lane) -> None:
-        """A lane is over."""
-        for key in [key for key in self._waiting if key[0] == lane]:
-            del self._waiting[key]
+
+def _outgoing(flow: Flow, followed: Followed, room: int) -> list[Frame]:
+    try:
+        return flow.outgoing(room)
+    except TrainarchiveError as error:
+        log.warning("%s: %s", ascii(followed.source.path), error)
+        flow.give_up_spool(followed.tail_of(flow), error.what)
+        return []
+
+
+def _note_full(keeper: Keeper, answer: Answer, now: float) -> None:
+    if answer.outcome is not Outcome.FULL:
+        keeper.full_since = None
+        return
+    keeper.full_since = keeper.full_since or now
+    keeper.hold_until = now + min(max(FULL_WAIT_S, (now - keeper.full_since) / 4), FULL_WAIT_MAX_S)

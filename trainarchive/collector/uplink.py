@@ -7,12 +7,13 @@ it may be sent twice.
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 
 import msgspec
 
-from trainarchive.errors import TrainarchiveError
+from trainarchive.errors import TrainarchiveError, UnavailableError
 from trainarchive.run import Lane, LaneReport, Source
 from trainarchive.stream import Answer, Append, LaneStatus, Stream
 
@@ -35,7 +36,10 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct):
-    """Answers to a ``Request``. ``clock``: Redis time (Unix s), round trip (s), this node's time (Unix s)."""
+    """Answers to a ``Request``. ``clock``: Redis time (Unix s), round trip (s), this node's time (Unix s).
+
+    ``troubles``: lanes whose record in Redis cannot be used, and why. The others go on.
+    """
 
     request: Request
     opened: dict[Lane, LaneStatus] = msgspec.field(default_factory=dict)
@@ -43,6 +47,7 @@ class Reply(msgspec.Struct):
     statuses: dict[Lane, LaneStatus | None] = msgspec.field(default_factory=dict)
     clock: tuple[float, float, float] | None = None
     full: bool = False
+    troubles: dict[Lane, str] = msgspec.field(default_factory=dict)
 
 
 class Uplink:
@@ -72,6 +77,10 @@ class Uplink:
     def next_try(self) -> float:
         """When the back-off ends (monotonic s)."""
         return self._retry_at
+
+    def hurry(self) -> None:
+        """A file is about to go: ask Redis now, whatever the back-off."""
+        self._retry_at = 0.0
 
     def submit(self, request: Request) -> None:
         """Begin an exchange."""
@@ -107,19 +116,25 @@ class Uplink:
         stream = self._stream
         reply = Reply(request)
         for lane, report, sources in request.opens:
-            reply.opened[lane] = stream.open(lane, report, sources)
+            with _apart(reply, lane):
+                reply.opened[lane] = stream.open(lane, report, sources)
         for lane, sources in request.describes:
-            stream.describe(lane, sources)
+            with _apart(reply, lane):
+                stream.describe(lane, sources)
         if request.appends:
             reply.full = self._is_full()
             if not reply.full:
                 reply.answers = tuple(stream.append(request.appends))
         for lane, report in request.reports:
-            stream.report(lane, report)
+            with _apart(reply, lane):
+                stream.report(lane, report)
         for lane in request.statuses:
-            reply.statuses[lane] = stream.status(lane)
+            with _apart(reply, lane):
+                reply.statuses[lane] = stream.status(lane)
         if request.ask_clock:
-            reply.clock = (*stream.now(), time.time())
+            # From outside, whatever the call does meanwhile: only so half of the round trip bounds the error.
+            before, (redis_time, _), after = time.time(), stream.now(), time.time()
+            reply.clock = (redis_time, after - before, after)
         return reply
 
     def _is_full(self) -> bool:
@@ -129,3 +144,14 @@ class Uplink:
             self._full = self._stream.memory_ratio() >= self._stop_at_ratio
             self._memory_at = now + MEMORY_EVERY_S
         return self._full
+
+
+@contextmanager
+def _apart(reply: Reply, lane: Lane) -> Iterator[None]:
+    """Keep one lane's trouble from the others; a Redis that does not answer is everybody's."""
+    try:
+        yield
+    except UnavailableError:
+        raise
+    except TrainarchiveError as error:
+        reply.troubles[lane] = str(error)

@@ -1,6 +1,6 @@
 """watchdog's part: wake the loop when a notice arrives or a run's own directory changes.
 
-Only creations, moves and closings are asked for: with modifications a busy directory costs over
+Only creations and moves are asked for: with modifications a busy directory costs over
 half a core (watchdog 7.1, 64,000 small writes a second). Growth of open files is not watchdog's
 business here at all.
 """
@@ -13,7 +13,6 @@ from pathlib import Path
 
 from watchdog.events import (
     DirCreatedEvent,
-    FileClosedEvent,
     FileCreatedEvent,
     FileMovedEvent,
     FileSystemEvent,
@@ -23,7 +22,7 @@ from watchdog.observers import Observer
 
 log = logging.getLogger("trainarchive.collector")
 
-WANTED: list[type[FileSystemEvent]] = [FileCreatedEvent, FileMovedEvent, FileClosedEvent, DirCreatedEvent]
+WANTED: list[type[FileSystemEvent]] = [FileCreatedEvent, FileMovedEvent, DirCreatedEvent]
 
 
 class Watching(FileSystemEventHandler):
