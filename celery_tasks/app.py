@@ -11,6 +11,7 @@ from kombu import Exchange, Queue
 
 from celery_tasks import logs, processes, schedule
 from celery_tasks.attempts import BackOff
+from celery_tasks.beat import BeatKeeper
 from trainarchive import embedded
 from trainarchive import settings as settings_module
 from trainarchive.settings import Settings
@@ -102,6 +103,7 @@ class ArchiveApp(Celery):
 
 app = ArchiveApp("trainarchive", include=["celery_tasks.seal", "celery_tasks.finish", "celery_tasks.upkeep"])
 app.add_defaults(app.configuration)
+app.steps["worker"].add(BeatKeeper)
 
 
 @setup_logging.connect

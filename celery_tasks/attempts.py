@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from celery_tasks.schedule import MIN_EXPIRY_S
+from trainarchive import lease
 from trainarchive.errors import TrainarchiveError, UnavailableError
 from trainarchive.sealing import Hook
 from trainarchive.settings import Settings
@@ -78,15 +79,11 @@ def underway(hint: Hint, stream: Stream, settings: Settings, work: Callable[[Hoo
     raises is not tried again here: the mark runs out, and the sweep sends it anew. Success frees
     the mark at once.
     """
-    mark = _mark(hint.task, hint.subject)
-
-    def keep(_: str) -> None:
-        stream.lock(mark, hint.marker, settings.seal.lease_s)
-
+    mark, seconds = _mark(hint.task, hint.subject), settings.seal.lease_s
     with told(f"{hint.task} {hint.subject}"), _attempt(stream, hint, settings.worker.max_attempts) as allowed:
         if allowed:
-            keep("")
-            work(keep)
+            stream.lock(mark, hint.marker, seconds)
+            work(lease.kept(stream, mark, hint.marker, seconds))
             stream.unlock(mark, hint.marker)
 
 

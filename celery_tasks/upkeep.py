@@ -1,21 +1,26 @@
 """The sweep, which finds all other work, and deleting what manifests have replaced."""
 
+import contextlib
+import logging
 import secrets
+import time
 
 from kombu.exceptions import OperationalError
 
 from celery_tasks.app import app
 from celery_tasks.attempts import enqueue, told
 from celery_tasks.finish import finish
-from celery_tasks.schedule import REAP, REAP_ALL, SWEEP
+from celery_tasks.schedule import DAY_S, REAP, REAP_ALL, SWEEP
 from celery_tasks.seal import seal
-from trainarchive import reaping
-from trainarchive.errors import UnavailableError
+from trainarchive import lease, reaping
+from trainarchive.errors import TrainarchiveError, UnavailableError
 from trainarchive.run import RunKey
 
 LOCK_S = 30.0
 SHARE = 0.8
 """``reap_all`` stops at this share of the task limit."""
+
+_log = logging.getLogger(__name__)
 
 
 # Nothing is lost with one of these: the next comes in a moment. So no late acknowledgement.
@@ -28,8 +33,11 @@ def sweep() -> None:
     with told("sweep"):
         try:
             if app.stream.lock("sweep", token, LOCK_S):
-                _send_all()
-                app.stream.unlock("sweep", token)
+                try:
+                    _send_all()
+                finally:
+                    with contextlib.suppress(UnavailableError):
+                        app.stream.unlock("sweep", token)
             app.back_off.worked()
         except OperationalError as error:
             app.back_off.failed()
@@ -55,17 +63,41 @@ def _send_all() -> None:
 def reap(run: str, _marker: str) -> None:
     """Delete what the manifests of that run replaced long enough ago."""
     with told(f"{REAP} {run}"):
-        found = reaping.reap(app.store, RunKey.parse(run), app.settings.finish.keep_level0_s)
-        if found.forgotten:
-            enqueue(finish, app.stream, run, app.settings.seal.lease_s)
+        _reap(RunKey.parse(run))
 
 
 @app.task(name=REAP_ALL)
 def reap_all() -> None:
-    """Look through the whole store for what ``reap`` was never told of."""
+    """Look through the whole store, once a day, for what ``reap`` was never told of."""
     token = secrets.token_hex(8)
-    limit = app.settings.worker.task_limit_s
     with told(REAP_ALL):
-        if app.stream.lock("reap-all", token, limit):
-            for run in reaping.reap_all(app.store, app.settings.finish.keep_level0_s, seconds=SHARE * limit):
-                enqueue(finish, app.stream, str(run), app.settings.seal.lease_s)
+        if not app.stream.lock("reap-all", token, DAY_S):
+            return
+        try:
+            _reap_some(time.monotonic() + SHARE * app.settings.worker.task_limit_s)
+        except BaseException:
+            # It was not done today.
+            app.stream.unlock("reap-all", token)
+            raise
+
+
+def _reap_some(until: float) -> None:
+    for run in reaping.candidates(app.store):
+        if time.monotonic() >= until:
+            return
+        try:
+            _reap(run)
+        except UnavailableError:
+            raise
+        except TrainarchiveError as error:
+            _log.error("%s %s: %s", REAP_ALL, run, error)
+
+
+def _reap(run: RunKey) -> None:
+    """Reap, unless the run is being finished now: then another time does."""
+    with lease.alone(app.stream, run, app.settings.seal.lease_s) as keep:
+        if keep is None:
+            return
+        found = reaping.reap(app.store, run, app.settings.finish.keep_level0_s, at=keep)
+    if found.forgotten:
+        enqueue(finish, app.stream, str(run), app.settings.seal.lease_s)

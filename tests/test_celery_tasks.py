@@ -17,18 +17,21 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_tasks import attempts, logs, schedule
-from celery_tasks.app import ArchiveApp
-from trainarchive import embedded, keys, manifest
+from celery_tasks import attempts, logs, schedule, upkeep
+from celery_tasks.app import ArchiveApp, app
+from trainarchive import embedded, finishing, keys, lease, manifest, sealing
 from trainarchive import settings as settings_module
+from trainarchive.cli.worker import _commands
 from trainarchive.errors import TrainarchiveError, UnavailableError
 from trainarchive.frame import Framer
 from trainarchive.manifest import Manifest
 from trainarchive.run import Job, Kind, Lane, LaneReport, RunKey, Source
-from trainarchive.settings import Settings
+from trainarchive.settings import Finish, Seal, Settings
 from trainarchive.store import open_store
 from trainarchive.store.contract import Store
+from trainarchive.store.memory import MemoryStore
 from trainarchive.stream import Append, Outcome, State, Stream
+from trainarchive.sweeping import Sweeper
 
 RUN = RunKey("c", 7)
 LANE = Lane(RUN, "n1", "s1")
@@ -72,7 +75,7 @@ class Worker:
 
     def family(self) -> list[int]:
         """Return the pids of all Celery processes that this worker started."""
-        mark = f"--hostname=trainarchive-{self.process.pid}@".encode()
+        mark = f"--hostname=trainarchive-{self.process.pid}-".encode()
         found = []
         for folder in Path("/proc").iterdir():
             if folder.name.isdecimal():
@@ -220,6 +223,33 @@ def test_kill_9_and_recovery(start_worker: StartWorker, settings: Settings) -> N
     stream.close()
 
 
+def test_beat_dies(start_worker: StartWorker, settings: Settings) -> None:
+    """Where all that a worker forked is killed, beat too, the worker goes on sweeping and sealing by itself."""
+    worker = start_worker()
+    worker.wait_until_ready()
+    parents = {pid for pid in worker.family() if parent_of(pid) == worker.process.pid}
+    children = [pid for pid in worker.family() if parent_of(pid) in parents]
+    assert (len(parents), len(children)) == (2, 3)
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: "beat ended by itself" in worker.log.read_text(), "beat missed", 15)
+    stream, store = door(settings), open_store(settings)
+    stream.open(LANE, LaneReport(Job(1000, nodes="n1")), [SOURCE])
+    send(stream, [b"hello\n"], 0)
+    wait_for(lambda: list(store.list(keys.live_prefix(RUN))), "a segment", 20)
+    assert {pid for pid in worker.family() if parent_of(pid) == worker.process.pid} == parents
+    worker.kill()
+    stream.close()
+
+
+def parent_of(pid: int) -> int:
+    """Return a process' parent, 0 where it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
 @pytest.mark.slow
 def test_a_dead_broker(start_worker: StartWorker, start_redis: Any) -> None:
     """With the broker gone a worker still ends within its bound, with status 0 and no traceback."""
@@ -294,7 +324,7 @@ def test_unusable_settings(start_worker: StartWorker) -> None:
     assert worker.process.stdout is not None
     assert worker.process.stdout.read() == ""
     worker.process.stdout.close()
-    assert "store.url" in worker.log.read_text()
+    assert "TRAINARCHIVE_STORE_URL" in worker.log.read_text()
     assert "Traceback" not in worker.log.read_text()
 
 
@@ -322,15 +352,117 @@ def test_configuration(monkeypatch: pytest.MonkeyPatch, environment: dict[str, s
     assert made["task_soft_time_limit"] < made["task_time_limit"] < visible
     assert {queue.name for queue in made["task_queues"]} == {"seal", "finish", "bulk"}
     assert {entry["task"] for entry in made["beat_schedule"].values()} <= set(schedule.ROUTES)
+    # Beat counts from its own start: what comes once in so long never comes from one that lives shorter.
+    assert max(entry["schedule"] for entry in made["beat_schedule"].values()) <= 3600
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "queues", "expected"),
+    [
+        (1, (), {"finish,bulk": 1, "seal": 1}),
+        (2, (), {"finish,bulk": 1, "seal": 1}),
+        (5, (), {"finish,bulk": 2, "seal": 3}),
+        (4, ("bulk", "seal"), {"bulk,seal": 4}),
+    ],
+)
+def test_processes_that_only_seal(concurrency: int, queues: tuple[str, ...], expected: dict[str, int]) -> None:
+    """However many runs are being finished, some processes are left that seal; one Celery has beat."""
+    commands = _commands(concurrency, queues, "info", beat=True)
+    words = [dict(word.partition("=")[::2] for word in command) for command in commands]
+    assert {each["--queues"]: int(each["--concurrency"]) for each in words} == expected
+    assert len({each["--hostname"] for each in words}) == len(words)
+    assert ["--beat" in each for each in words].count(True) == 1
+    assert not any("--beat" in each for each in _commands(concurrency, queues, "info", beat=False))
+
+
+@pytest.fixture
+def worker_parts(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
+    """Give the tasks, run in this process, a Redis and a store of the test's own."""
+    store = MemoryStore()
+    settings = Settings(home=Path("/nowhere"), finish=Finish(keep_level0_s=0.0), seal=Seal(lease_s=30.0))
+    for name, part in {
+        "stream": stream, "store": store, "settings": settings, "back_off": attempts.BackOff(),
+        "sweeper": Sweeper(stream, settings),
+    }.items():  # fmt: skip
+        monkeypatch.setitem(app.__dict__, name, part)
+    return store
+
+
+def replaced(stream: Stream, store: MemoryStore, run: RunKey = RUN) -> None:
+    """Have a finished run, of which there are segments to delete."""
+    lane = msgspec.structs.replace(LANE, run=run)
+    stream.open(lane, LaneReport(Job(1000, nodes="n1")), [SOURCE])
+    for at in range(2):
+        stream.append([Append(lane, SOURCE.id, 0, [Framer().frame(at, b"x", 1, 1)])])
+        sealing.drain(stream, store, lane, Seal())
+    stream.report(lane, LaneReport(Job(1000, nodes="n1", ended=2.0), drained=True))
+    assert finishing.finish(stream, store, run, Settings(home=Path("/nowhere")))
+    assert len(list(store.list(keys.live_prefix(run)))) == 2
+
+
+def test_no_reaping_while_a_run_is_finished(stream: Stream, worker_parts: MemoryStore) -> None:
+    """What a finish may be about to list is not deleted under it; the next time it is."""
+    replaced(stream, worker_parts)
+    with lease.alone(stream, RUN, 30.0):
+        upkeep.reap(str(RUN), "marker")
+        upkeep.reap_all()
+    assert len(list(worker_parts.list("live/"))) == 2
+    upkeep.reap(str(RUN), "marker")
+    assert list(worker_parts.list("live/")) == []
+
+
+def test_the_whole_store_once_a_day(
+    stream: Stream, worker_parts: MemoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Asked for every hour, it is looked through once a day, past what cannot be read; what failed is not done."""
+    dead = Stream("unix:///nowhere/redis.sock", timeout_s=1.0, max_pending=1)
+    other, third = RunKey("c", 8), RunKey("c", 9)
+    replaced(stream, worker_parts)
+    replaced(stream, worker_parts, other)
+    worker_parts.put(keys.manifest_key(RUN, 9), b"rubbish")
+    monkeypatch.setitem(app.__dict__, "stream", dead)
+    upkeep.reap_all()
+    monkeypatch.setitem(app.__dict__, "stream", stream)
+
+    class Away(MemoryStore):
+        """A store that does not answer."""
+
+        def children(self, prefix: str) -> Iterator[str]:
+            raise UnavailableError("away", where=prefix)
+
+    monkeypatch.setitem(app.__dict__, "store", Away())
+    upkeep.reap_all()
+    monkeypatch.setitem(app.__dict__, "store", worker_parts)
+    upkeep.reap_all()
+    assert list(worker_parts.list(keys.live_prefix(other))) == []
+    assert len(list(worker_parts.list(keys.live_prefix(RUN)))) == 2
+    assert "not a manifest" in caplog.text
+    replaced(stream, worker_parts, third)
+    upkeep.reap_all()
+    assert len(list(worker_parts.list(keys.live_prefix(third)))) == 2
+    dead.close()
+
+
+def test_a_sweep_that_fails_frees_its_lock(
+    stream: Stream, worker_parts: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next sweep, of whatever worker, need not wait for it."""
+    dead = Stream("unix:///nowhere/redis.sock", timeout_s=1.0, max_pending=1)
+    monkeypatch.setitem(app.__dict__, "sweeper", Sweeper(dead, app.settings))
+    upkeep.sweep()
+    assert stream.lock("sweep", "another", 1.0)
+    assert not app.back_off.over
+    assert list(worker_parts.list("")) == []
+    dead.close()
 
 
 def test_queued_once(stream: Stream, start_redis: Any) -> None:
     """While a lane's task is queued or underway no second one is sent; success frees it, failure waits."""
     server = start_redis()
     path = server.url.removeprefix("unix://").partition("?")[0]
-    app = Celery(broker=f"redis+socket://{path}?virtual_host=1", set_as_current=False)
+    own = Celery(broker=f"redis+socket://{path}?virtual_host=1", set_as_current=False)
 
-    @app.task(name="some")
+    @own.task(name="some")
     def task(subject: str, marker: str) -> None:
         """Never runs here: there is no worker."""
 
@@ -351,7 +483,7 @@ def test_queued_once(stream: Stream, start_redis: Any) -> None:
     assert not attempts.enqueue(task, stream, "fresh", 30.0)
     attempts.underway(hint, stream, settings, lambda at: at("step"))
     assert attempts.enqueue(task, stream, "fresh", 30.0)
-    app.close()
+    own.close()
 
 
 def test_places_are_given_back(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:

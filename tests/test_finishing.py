@@ -1,120 +1,41 @@
 """Finishing, with a real log Redis and a store in memory."""
 
-import itertools
-import random
-from pathlib import Path
-from typing import Any
+import time
 
-import blake3
 import msgspec
 import pytest
 import redis
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
+from conftest import MAX_PENDING, StartRedis
+from tests_lane import (
+    AT_ONCE,
+    CONFIG,
+    ENDED,
+    JOB,
+    RUN,
+    UNMERGED,
+    KilledError,
+    Node,
+    alone,
+    digest,
+    forget,
+    generation_of,
+    text_of,
+)
 
-from trainarchive import keys, manifest, reaping, sealing, shelf
-from trainarchive.contents import Contents
-from trainarchive.coverage import DAMAGED_IN_STORE, NEVER_ARRIVED, NOT_IN_STORE, Text
+from trainarchive import keys, manifest, reaping, sealing
+from trainarchive.contents import GONE
+from trainarchive.coverage import DAMAGED_IN_STORE, NEVER_ARRIVED, NOT_IN_STORE
+from trainarchive.errors import UnavailableError
 from trainarchive.finishing import FINISHED, finish
-from trainarchive.frame import Framer, gap_frame
+from trainarchive.frame import Framer
 from trainarchive.manifest import Generation, Manifest
-from trainarchive.run import Gap, Job, Kind, Lane, LaneReport, RunKey, Source
-from trainarchive.segment import Entry, Placed, build, frames_of
-from trainarchive.settings import Finish, Seal, Settings
+from trainarchive.reading import find
+from trainarchive.run import Gap, Kind, LaneReport, RunKey, Source
+from trainarchive.segment import Entry, build
+from trainarchive.settings import Finish, Seal
 from trainarchive.store.memory import MemoryStore
-from trainarchive.stream import Append, Outcome, State, Stream
-
-RUN = RunKey("c", 7)
-JOB = Job(1000, "ann", nodes="n[1-2]", num_nodes=2, started=1000.0)
-ENDED = msgspec.structs.replace(JOB, ended=1100.0, exit_code="0:0", derived_exit_code="0:0")
-CONFIG = Settings(home=Path("/nowhere"), seal=Seal(lease_s=30.0))
-AT_ONCE = msgspec.structs.replace(CONFIG, finish=Finish(deadline_s=0.0))
-UNMERGED = msgspec.structs.replace(CONFIG, seal=Seal(lease_s=30.0, merge_below_mib=0))
-
-
-class KilledError(Exception):
-    """Stands for a worker that dies here."""
-
-
-class Node:
-    """A pretend collector: one lane with one source."""
-
-    def __init__(
-        self,
-        stream: Stream,
-        node: str,
-        token: str = "s1",  # noqa: S107 - a lane's token is no secret
-        *,
-        run: RunKey = RUN,
-        job: Job = JOB,
-        **source: Any,
-    ) -> None:
-        self.stream = stream
-        self.lane = Lane(run, node, token)
-        self.source = Source(f"{node}-a", node, Kind.TASK, f"/out/{node}.log", **source)
-        self.offset = 0
-        self.job = job
-        stream.open(self.lane, LaneReport(self.job), [self.source])
-
-    def write(self, text: bytes, *, generation: int = 0, at: int | None = None) -> None:
-        """Send some text."""
-        frame = Framer().frame(self.offset if at is None else at, text, 5000 + self.offset, 1)
-        (answer,) = self.stream.append([Append(self.lane, self.source.id, generation, [frame])])
-        assert answer.outcome is Outcome.OK
-        self.offset = frame.end
-
-    def lose(self, size: int, reason: str) -> None:
-        """Send a gap."""
-        frame = gap_frame(self.offset, self.offset + size, 1, 1, reason)
-        self.stream.append([Append(self.lane, self.source.id, 0, [frame])])
-        self.offset += size
-
-    def done(self, job: Job = ENDED) -> None:
-        """Say that all was sent."""
-        self.stream.report(self.lane, LaneReport(job, drained=True, drained_at=1101.0))
-
-    @property
-    def state(self) -> State:
-        """The lane's state."""
-        found = self.stream.status(self.lane)
-        assert found is not None
-        return found.state
-
-
-def text_of(store: MemoryStore, book: Manifest, source: str, generation: int = 0) -> bytes:
-    """Read a generation's text by nothing but the manifest and its parts."""
-    pieces: dict[int, bytes] = {}
-    for part in book.parts:
-        body = store.get(part.key)
-        assert (len(body), blake3.blake3(body).hexdigest()) == (part.size, part.blake3)
-        spans = [
-            (span.start, span.end) for span in part.spans if (span.source, span.generation) == (source, generation)
-        ]
-        for entry in frames_of(body, shelf.index_of(body, part.key)):
-            if (entry.source, entry.generation) == (source, generation) and not entry.frame.gap:
-                text = entry.frame.text()
-                for start, end in spans:
-                    low, high = max(start, entry.frame.offset), min(end, entry.frame.end)
-                    if low < high:
-                        pieces[low] = max(
-                            pieces.get(low, b""), text[low - entry.frame.offset : high - entry.frame.offset], key=len
-                        )
-    joined = b""
-    for start in sorted(pieces):
-        joined += pieces[start]
-    return joined
-
-
-def generation_of(book: Manifest, source: str, number: int = 0) -> Generation:
-    """Return one generation's entry."""
-    (entry,) = [entry for entry in book.sources if entry.source.id == source]
-    return next(each for each in entry.generations if each.number == number)
-
-
-def digest(text: bytes) -> str:
-    """Return the text's BLAKE3."""
-    return blake3.blake3(text).hexdigest()
+from trainarchive.stream import Append, State, Stream
+from trainarchive.stream.names import LaneKeys
 
 
 def test_a_whole_run(stream: Stream) -> None:
@@ -251,19 +172,6 @@ def test_redis_lost_its_memory(stream: Stream, redis_url: str) -> None:
     assert text_of(store, book, "n1-a") == b"abcdefgh"
 
 
-def test_exit_codes(stream: Stream) -> None:
-    """A failed step counts though the script exits 0; without any Epilog the state is unknown."""
-    store = MemoryStore()
-    for number, (exit_code, derived, state) in enumerate(
-        [("0:0", "5:0", "FAILED"), ("1:0", "0:0", "FAILED"), ("0:9", "", "FAILED"), ("", "", "UNKNOWN")]
-    ):
-        run = RunKey("c", 100 + number)
-        node = Node(stream, "n1", run=run)
-        node.done(msgspec.structs.replace(ENDED, nodes="n1", exit_code=exit_code, derived_exit_code=derived))
-        (book,) = finish(stream, store, run, CONFIG)
-        assert (book.state, book.state_from) == (state, "epilog")
-
-
 def test_the_key_came_back(stream: Stream) -> None:
     """Another job with the same key is the next generation, with books of its own."""
     store = MemoryStore()
@@ -307,7 +215,7 @@ def test_hostile_node_lists(stream: Stream) -> None:
     """A host list that would be millions of nodes, or none at all, is passed over."""
     store = MemoryStore()
     node = Node(stream, "n1")
-    node.done(msgspec.structs.replace(ENDED, nodes="n[1-9999999]"))
+    node.done(msgspec.structs.replace(ENDED, nodes="n[1-9999999]", num_nodes=1))
     (book,) = finish(stream, store, RUN, CONFIG)
     assert [entry.node for entry in book.nodes] == ["n1"]
 
@@ -392,33 +300,6 @@ def test_another_worker_was_first(stream: Stream) -> None:
     assert len(list(store.list(keys.manifest_prefix(RUN)))) == 1
 
 
-def test_reap(stream: Stream) -> None:
-    """Replaced segments are deleted an hour after the manifest, not before; what is listed stays."""
-    store = MemoryStore()
-    node = Node(stream, "n1")
-    for piece in (b"abc", b"def"):
-        node.write(piece)
-        sealing.seal(stream, store, node.lane, CONFIG.seal)
-    assert reaping.reap(store, RUN, 0.0) == reaping.Reaped()
-    node.done(msgspec.structs.replace(ENDED, nodes="n1"))
-    (book,) = finish(stream, store, RUN, CONFIG)
-    stray = keys.part_key(RUN, "f" * 64)
-    store.put(stray, b"a part of a worker that was killed")
-    assert reaping.reap(store, RUN, 3600.0).deleted == ()
-    assert reaping.reap(store, RUN, 3600.0, now=book.written + 3599).deleted == ()
-    assert set(reaping.reap(store, RUN, 3600.0, now=book.written + 3700).deleted) == {*book.replaces, stray}
-    assert reaping.reap(store, RUN, 3600.0, now=book.written + 3700).deleted == ()
-    assert text_of(store, book, "n1-a") == b"abcdef"
-    assert list(store.list("live/")) == []
-    # Late bytes after that still find all that is there.
-    node.stream.open(node.lane, LaneReport(node.job), [node.source])
-    node.write(b"ghi")
-    node.done(msgspec.structs.replace(ENDED, nodes="n1"))
-    (later,) = finish(stream, store, RUN, CONFIG)
-    assert text_of(store, later, "n1-a") == b"abcdefghi"
-    assert generation_of(later, "n1-a").blake3 == digest(b"abcdefghi")
-
-
 def test_forgotten_segments(stream: Stream, redis_url: str) -> None:
     """Segments of a run that Redis forgot are found by upkeep and finished from the store alone."""
     store = MemoryStore()
@@ -434,22 +315,6 @@ def test_forgotten_segments(stream: Stream, redis_url: str) -> None:
     assert not book.complete
     assert text_of(store, book, "n1-a") == b"abc"
     assert not reaping.reap(store, RUN, 3600.0, now=info.modified + 90_000).forgotten
-
-
-def test_a_stolen_source_id(stream: Stream) -> None:
-    """A node that sends text under another node's source id does not get into that node's text."""
-    store = MemoryStore()
-    honest, thief = Node(stream, "n1"), Node(stream, "n2")
-    honest.write(b"honest")
-    sealing.seal(stream, store, honest.lane, CONFIG.seal)
-    stream.describe(thief.lane, [msgspec.structs.replace(honest.source, node="n1")])
-    frame = Framer().frame(0, b"forged, and longer", 1, 1)
-    stream.append([Append(thief.lane, honest.source.id, 0, [frame])])
-    honest.done()
-    thief.done()
-    (book,) = finish(stream, store, RUN, CONFIG)
-    assert text_of(store, book, "n1-a") == b"honest"
-    assert generation_of(book, "n1-a") == Generation(0, 6, digest(b"honest"), 5000, 5000)
 
 
 def test_each_object_is_read_once(stream: Stream) -> None:
@@ -484,64 +349,276 @@ def test_each_object_is_read_once(stream: Stream) -> None:
     assert generation_of(book, "n1-a").blake3 == digest(b"several frames " * 6)
 
 
-frames = st.lists(
-    st.tuples(st.integers(0, 3), st.integers(0, 40), st.integers(1, 12), st.sampled_from(["", "", "", "lost"])),
-    max_size=25,
-)
-
-
-@given(frames, st.integers(0, 60))
-def test_every_byte_once(found: list[tuple[int, int, int, str]], sealed: int) -> None:
-    """Pieces and gaps together are each byte from 0 to the size once; data wins over gaps."""
-    text = Text(("a", 0))
-    for number, offset, size, gap in found:
-        text.add(number, Placed("a", 0, offset, size, 0, 0, 0, 0, gap))
-    text.settle(sealed)
-    kinds: list[str] = [""] * text.size
-    for piece in range(text.pieces):
-        start, end, _ = text.place(piece)
-        for at in range(start, end):
-            assert kinds[at] == ""
-            kinds[at] = "data"
-    for hole in text.gaps:
-        assert hole.start < hole.end
-        for at in range(hole.start, hole.end):
-            assert kinds[at] == ""
-            kinds[at] = hole.reason
-    for at, kind in enumerate(kinds):
-        covering = {gap for _, offset, size, gap in found if offset <= at < offset + size}
-        known_to = max([offset + size for _, offset, size, _ in found], default=0)
-        expected = NEVER_ARRIVED if at < known_to else NOT_IN_STORE
-        assert kind == ("data" if "" in covering else "lost" if covering else expected)
-    assert [span for _, span in text.spans() if span.start >= span.end] == []
-    assert sum(span.end - span.start for _, span in text.spans()) == kinds.count("data")
-
-
-@hypothesis_settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    pieces=st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=12),
-    cuts=st.lists(st.tuples(st.integers(0, 11), st.integers(1, 6)), min_size=1, max_size=8),
-    order=st.randoms(use_true_random=False),
-)
-def test_segments_in_any_order(pieces: list[bytes], cuts: list[tuple[int, int]], order: random.Random) -> None:
-    """However overlapping segments lie in the store, the digest is that of the text."""
+def test_a_file_never_becomes_shorter(stream: Stream, redis_url: str) -> None:
+    """What a manifest said to be there, and the store lost, is a gap with that reason in all later ones."""
     store = MemoryStore()
-    offsets = [0, *itertools.accumulate(map(len, pieces))]
-    ranges = [(0, len(pieces)), *((start, start + count) for start, count in cuts)]
-    order.shuffle(ranges)
-    objects = []
-    lane = Lane(RUN, "n1", "s1")
-    for number, (start, end) in enumerate(ranges):
-        entries = [
-            Entry("n1-a", 0, Framer().frame(offsets[at], pieces[at], 1, 1))
-            for at in range(start, min(end, len(pieces)))
-        ]
-        body, name = build({lane.name: LaneReport(JOB)}, {"n1-a": Source("n1-a", "n1", Kind.TASK, "x")}, entries)
-        key = keys.segment_key(lane, "e", f"{number}-0", f"{number}-1", name)
-        store.put(key, body)
-        objects.append(shelf.Shelved(key, len(body), lane))
-    found = Contents(store, objects, lambda: None)
-    found.settle({})
-    text = b"".join(pieces)
-    generation = found.generations(None)["n1-a", 0]
-    assert (generation.size, generation.blake3, generation.gaps) == (len(text), digest(text), ())
+    one, two = Node(stream, "n1"), Node(stream, "n2")
+    for piece in (b"abc", b"def", b"ghi", b"jkl"):
+        one.write(piece)
+        sealing.seal(stream, store, one.lane, CONFIG.seal)
+    one.done()
+    two.done()
+    (first,) = finish(stream, store, RUN, UNMERGED)
+    segments = [part.key for part in first.parts]
+    store.delete(segments[1])
+    store.delete(segments[3])
+    forget(redis_url)
+    late = Node(stream, "n2")
+    late.write(b"late")
+    late.done()
+    (second,) = finish(stream, store, RUN, UNMERGED)
+    assert (second.number, second.complete) == (2, True)
+    lost = (Gap(0, 3, 6, GONE), Gap(0, 9, 12, GONE))
+    assert generation_of(second, "n1-a") == Generation(0, 12, digest(b"abcghi"), 5000, 5006, lost)
+    assert text_of(store, second, "n1-a") == b"abcghi"
+    # Merged, all of it is lost; the files stay in the books.
+    (third,) = finish(stream, store, RUN, CONFIG)
+    assert generation_of(third, "n1-a") == generation_of(second, "n1-a")
+    (part,) = third.parts
+    store.delete(part.key)
+    forget(redis_url)
+    Node(stream, "n2").done()
+    (fourth,) = finish(stream, store, RUN, CONFIG)
+    assert generation_of(fourth, "n1-a") == Generation(0, 12, digest(b""), 0, 0, (Gap(0, 0, 12, GONE),))
+    assert generation_of(fourth, "n2-a").gaps == (Gap(0, 0, 4, GONE),)
+    assert finish(stream, store, RUN, CONFIG) == (fourth,)
+
+
+def test_what_redis_said_to_be_stored_stays_said(stream: Stream, redis_url: str) -> None:
+    """A gap of bytes that only Redis knew of does not end when Redis forgets them: the file would seem shorter."""
+    store = MemoryStore()
+    one, two = Node(stream, "n1"), Node(stream, "n2")
+    one.write(b"abc")
+    sealing.drain(stream, store, one.lane, CONFIG.seal)
+    (info,) = store.list("live/")
+    store.delete(info.key)
+    one.done()
+    two.done()
+    (first,) = finish(stream, store, RUN, CONFIG)
+    assert generation_of(first, "n1-a").gaps == (Gap(0, 0, 3, NOT_IN_STORE),)
+    forget(redis_url)
+    late = Node(stream, "n2")
+    late.write(b"late")
+    late.done()
+    (second,) = finish(stream, store, RUN, CONFIG)
+    assert generation_of(second, "n1-a") == generation_of(first, "n1-a")
+
+
+@pytest.mark.parametrize("thief_node", ["a1", "n2"])
+def test_a_forged_segment(stream: Stream, redis_url: str, thief_node: str) -> None:
+    """Whatever a node sends, and whichever of two nodes comes first, each has its own text and is let go."""
+    store = MemoryStore()
+    job = msgspec.structs.replace(ENDED, nodes=f"n1,{thief_node}")
+    honest, thief = Node(stream, "n1", job=job), Node(stream, thief_node, job=job)
+    honest.write(b"honest")
+    thief.write(b"own")
+    stream.describe(thief.lane, [msgspec.structs.replace(honest.source, node=thief_node)])
+    stream.append([Append(thief.lane, honest.source.id, 0, [Framer().frame(0, b"forged, and longer", 1, 1)])])
+    with redis.Redis.from_url(redis_url, protocol=2) as client:
+        client.xadd(LaneKeys.of(thief.lane).frames, {"s": "x"})
+    honest.done(job)
+    thief.done(job)
+    (book,) = finish(stream, store, RUN, CONFIG)
+    assert text_of(store, book, "n1-a") == b"honest"
+    assert text_of(store, book, f"{thief_node}-a") == b"own"
+    assert generation_of(book, "n1-a") == Generation(0, 6, digest(b"honest"), 5000, 5000)
+    assert [entry.source.node for entry in book.sources if entry.source.id == "n1-a"] == ["n1"]
+    assert (book.complete, honest.state, thief.state) == (True, State.ARCHIVED, State.ARCHIVED)
+    notes = {entry.node: entry.report.notes for entry in book.nodes if entry.report is not None}
+    assert notes == {"n1": (), thief_node: (f"2 {sealing.DROPPED}",)}
+
+
+def test_a_job_that_redis_forgot(stream: Stream, redis_url: str) -> None:
+    """Another job with its key, months later, is not taken for it: its segments tell that it had ended."""
+    store = MemoryStore()
+    first = Node(stream, "n1", "t1000")
+    first.write(b"first job")
+    first.done(alone())
+    sealing.drain(stream, store, first.lane, CONFIG.seal)
+    forget(redis_url)
+    second = Node(stream, "n1", "t9000000")
+    second.write(b"second")
+    second.done(alone(msgspec.structs.replace(ENDED, started=9e6, ended=9.1e6)))
+    books = finish(stream, store, RUN, CONFIG)
+    assert [text_of(store, book, "n1-a") for book in books] == [b"first job", b"second"]
+    assert [book.run.generation for book in books] == [0, 1]
+    forget(redis_url)
+    assert [find(store, stream, f"c/7.0{number}")[0].manifest for number in ("~1", "")] == [books[1], books[0]]
+
+
+def test_the_state_does_not_go_back(stream: Stream, redis_url: str) -> None:
+    """Late bytes of a node that knows less take nothing away of what the others have said."""
+    store = MemoryStore()
+    bad = msgspec.structs.replace(ENDED, exit_code="1:0", derived_exit_code="1:0")
+    one, two = Node(stream, "n1"), Node(stream, "n2")
+    for node in (one, two):
+        node.write(b"abcd")
+    one.done(bad)
+    (first,) = finish(stream, store, RUN, AT_ONCE)
+    reaping.reap(store, RUN, 3600.0, now=first.written + 3700)
+    forget(redis_url)
+    late = Node(stream, "n2")
+    stream.append([Append(late.lane, late.source.id, 0, [Framer().frame(4, b"late", 1, 1)], floor=4)])
+    late.done(msgspec.structs.replace(JOB, started=1500.0))
+    (second,) = finish(stream, store, RUN, AT_ONCE)
+    assert second.number == 2
+    assert (first.state, first.exit_code, first.started, first.ended) == ("FAILED", "1:0", 1000.0, 1100.0)
+    assert (second.state, second.exit_code, second.started, second.ended) == ("FAILED", "1:0", 1000.0, 1100.0)
+    assert second.complete
+
+
+def test_nodes_that_are_only_counted(stream: Stream) -> None:
+    """Without a host list, the number of nodes says whether the manifest is complete, and whether it is time."""
+    store = MemoryStore()
+    job = msgspec.structs.replace(ENDED, nodes="", num_nodes=2)
+    Node(stream, "n1", job=job).done(job)
+    assert finish(stream, store, RUN, CONFIG) == ()
+    (book,) = finish(stream, store, RUN, AT_ONCE)
+    assert not book.complete
+    Node(stream, "n2", job=job).done(job)
+    (later,) = finish(stream, store, RUN, CONFIG)
+    assert (later.number, later.complete) == (2, True)
+
+
+def test_what_a_segment_knows_after_the_manifest(stream: Stream, redis_url: str) -> None:
+    """A node's last word may be in a segment only: it counts, though the last manifest had the node open."""
+    store = MemoryStore()
+    one, two = Node(stream, "n1"), Node(stream, "n2")
+    one.done()
+    two.write(b"a")
+    (first,) = finish(stream, store, RUN, AT_ONCE)
+    assert not first.complete
+    two.write(b"b")
+    two.done(msgspec.structs.replace(ENDED, ended=1200.0))
+    sealing.drain(stream, store, two.lane, CONFIG.seal)
+    forget(redis_url)
+    (second,) = finish(stream, store, RUN, CONFIG)
+    assert [(entry.node, entry.state) for entry in second.nodes] == [("n1", "drained"), ("n2", "drained")]
+    assert (second.complete, second.ended, text_of(store, second, "n2-a")) == (True, 1200.0, b"ab")
+    assert finish(stream, store, RUN, CONFIG) == ()
+
+
+def test_a_node_that_goes_on_writing(stream: Stream) -> None:
+    """A late finish ends although a node writes all the time; what it wrote meanwhile makes the next manifest."""
+    store = MemoryStore()
+    one, two = Node(stream, "n1"), Node(stream, "n2")
+    one.done()
+    two.write(b"x")
+
+    def write(at: str) -> None:
+        assert two.offset < 1000, "it never ends"
+        if at in {"claimed", "stored", "committed", "read", "digested"}:
+            two.write(b"x")
+
+    (book,) = finish(stream, store, RUN, AT_ONCE, at=write)
+    assert not book.complete
+    status = stream.status(two.lane)
+    assert status is not None
+    assert status.last_append - 60 < float(status.control[FINISHED].split()[1]) < status.last_append
+    two.done()
+    (later,) = finish(stream, store, RUN, CONFIG)
+    assert (later.number, later.complete, generation_of(later, "n2-a").size) == (2, True, two.offset)
+
+
+def test_late_bytes_keep_their_lane(stream: Stream) -> None:
+    """Bytes that came and were sealed while the manifest was made are in none yet: the node is not told otherwise."""
+    store = MemoryStore()
+    node = Node(stream, "n1")
+    node.write(b"abc")
+    node.done(alone())
+
+    def heal(at: str) -> None:
+        if at == "digested" and node.offset == 3:
+            node.write(b"def")
+            node.done(alone())
+            sealing.drain(stream, store, node.lane, CONFIG.seal)
+
+    (book,) = finish(stream, store, RUN, CONFIG, at=heal)
+    assert generation_of(book, "n1-a").size == 3
+    assert str(node.state) == "drained"
+    (later,) = finish(stream, store, RUN, CONFIG)
+    assert text_of(store, later, "n1-a") == b"abcdef"
+    assert node.state is State.ARCHIVED
+
+
+def test_a_run_whose_nodes_all_died(stream: Stream) -> None:
+    """After a long silence there is a manifest without a word of an end; should a node live, more come."""
+    store = MemoryStore()
+    node = Node(stream, "n1", job=alone(JOB))
+    node.write(b"abc")
+    assert finish(stream, store, RUN, CONFIG) == ()
+    silent = msgspec.structs.replace(CONFIG, finish=Finish(deadline_s=0.0, silence_s=0.0))
+    (book,) = finish(stream, store, RUN, silent)
+    assert (book.complete, book.state, [entry.state for entry in book.nodes]) == (False, "UNKNOWN", ["open"])
+    assert text_of(store, book, "n1-a") == b"abc"
+    assert finish(stream, store, RUN, silent) == (book,)
+    node.write(b"def")
+    node.done(alone())
+    (later,) = finish(stream, store, RUN, CONFIG)
+    assert (later.number, later.complete, text_of(store, later, "n1-a")) == (2, True, b"abcdef")
+
+
+def test_redis_goes_away_meanwhile(start_redis: StartRedis) -> None:
+    """A Redis that dies in the middle costs what is to be told to it, and not the manifest."""
+    server, store = start_redis(), MemoryStore()
+    door = Stream(server.url, timeout_s=5.0, max_pending=MAX_PENDING)
+    node = Node(door, "n1")
+    node.write(b"abc")
+    node.done(alone())
+
+    def die(at: str) -> None:
+        if at == "sealed":
+            server.process.kill()
+            server.process.wait()
+
+    hasty = msgspec.structs.replace(CONFIG, seal=Seal(lease_s=0.001))
+    with pytest.raises(UnavailableError):
+        finish(door, store, RUN, hasty, at=die)
+    book = manifest.newest(store, RUN)
+    assert book is not None
+    assert (book.complete, text_of(store, book, "n1-a")) == (True, b"abc")
+    assert book.written == pytest.approx(time.time(), abs=60)
+    door.close()
+
+
+def test_a_part_that_the_store_garbles(stream: Stream) -> None:
+    """Segments are given up for a merged part only if it reads back as the same text."""
+
+    class Garbling(MemoryStore):
+        """Changes a byte of every part."""
+
+        def put(self, key: str, body: bytes) -> None:
+            if "/parts/" in key:
+                body = body[:12] + bytes([body[12] ^ 255]) + body[13:]
+            super().put(key, body)
+
+    store = Garbling()
+    node = Node(stream, "n1")
+    for piece in (b"abc" * 100, b"def" * 100):
+        node.write(piece)
+        sealing.seal(stream, store, node.lane, CONFIG.seal)
+    node.done(alone())
+    (book,) = finish(stream, store, RUN, CONFIG)
+    assert [part.level for part in book.parts] == [0, 0]
+    assert book.replaces == ()
+    assert text_of(store, book, "n1-a") == b"abc" * 100 + b"def" * 100
+
+
+def test_what_is_damaged_is_not_merged_away(stream: Stream) -> None:
+    """A listed segment that cannot be read is not given up, even where others hold all of its bytes."""
+    store = MemoryStore()
+    node = Node(stream, "n1")
+    node.write(b"abcdef")
+    sealing.seal(stream, store, node.lane, CONFIG.seal)
+    node.write(b"ghi")
+    node.done(alone())
+    (first,) = finish(stream, store, RUN, UNMERGED)
+    damaged = first.parts[0].key
+    store.put(damaged, b"rubbish")
+    frame = Framer().frame(0, b"abcdef", 9, 9)
+    body, name = build({node.lane.name: LaneReport(ENDED)}, {node.source.id: node.source}, [Entry("n1-a", 0, frame)])
+    store.put(keys.segment_key(node.lane, "zz", "1-0", "2-0", name), body)
+    (second,) = finish(stream, store, RUN, CONFIG)
+    assert damaged in [part.key for part in second.parts]
+    assert damaged not in second.replaces
+    assert (generation_of(second, "n1-a").gaps, generation_of(second, "n1-a").blake3) == ((), digest(b"abcdefghi"))

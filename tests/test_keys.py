@@ -32,6 +32,8 @@ def test_a_segments_key_tells_its_lane(lane: Lane, epoch: str, first: tuple[int,
     key = keys.segment_key(lane, epoch, _id(first), _id(last), DIGEST)
     check_key(key)
     assert keys.lane_of_segment(key) == lane
+    assert keys.is_level0(key)
+    assert (keys.epoch_of(key), keys.digest_in(key)) == (epoch, DIGEST[:16])
     assert key.startswith(keys.lane_prefix(lane))
     assert keys.lane_prefix(lane).startswith(keys.live_prefix(lane.run)) == (lane.run.generation == 0)
 
@@ -58,6 +60,8 @@ def test_a_runs_things_lie_below_it(run: RunKey) -> None:
         check_key(key)
         assert key.startswith(keys.run_prefix(run))
     check_prefix(keys.manifest_prefix(run))
+    assert keys.digest_in(keys.part_key(run, DIGEST)) == DIGEST[:32]
+    assert not keys.is_level0(keys.part_key(run, DIGEST))
     assert keys.manifest_key(run, 1).startswith(keys.manifest_prefix(run))
     assert keys.run_prefix(run) == f"{keys.RUNS}{run}/"
 

@@ -8,7 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainarchive.errors import DamagedError, TrainarchiveError
-from trainarchive.run import Gap, Job, Kind, Lane, LaneReport, Refusal, RunKey, Source, is_safe_name, path_fields
+from trainarchive.run import (
+    Gap,
+    Job,
+    Kind,
+    Lane,
+    LaneReport,
+    Refusal,
+    RunKey,
+    Source,
+    is_safe_name,
+    is_source_of,
+    path_fields,
+    source_id,
+)
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,30}", fullmatch=True)
 TOKENS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9.-]{0,30}", fullmatch=True)
@@ -155,3 +168,21 @@ def test_records_are_frozen() -> None:
     """What travels does not change on the way."""
     with pytest.raises(AttributeError):
         RunKey("c", 1).job_id = 2  # type: ignore[misc]
+
+
+@given(st.sampled_from(["n1", "n1-a", "a1", "n", "node.site-2"]), st.from_regex(r"[A-Za-z0-9]{1,64}", fullmatch=True))
+def test_a_source_is_one_nodes(node: str, name: str) -> None:
+    """Of every id there is one node that may send text under it, whatever the nodes are called."""
+    made = source_id(node, name)
+    others = {"n1", "n1-a", "a1", "n", "node.site-2", f"{node}-{name}", node[:-1], "", made} - {node}
+    assert is_source_of(node, made)
+    assert not any(is_source_of(other, made) for other in others)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["", "n1", "n1-", "n1-\n", "n1-a\n", "n1-a b", "n1-\x00", "n1-é", "n1-" + "a" * 65, "n1-a:1", "n1--a", "-a"],
+)
+def test_no_sources_of_a_node(source: str) -> None:
+    """What is not the node's name and some letters and digits is no source of it."""
+    assert not is_source_of("n1", source)

@@ -6,6 +6,7 @@ import threading
 
 import msgspec
 import pytest
+import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -13,11 +14,12 @@ from trainarchive import keys, shelf
 from trainarchive.errors import TrainarchiveError
 from trainarchive.frame import Frame, Framer, gap_frame
 from trainarchive.run import Job, Kind, Lane, LaneReport, RunKey, Source
-from trainarchive.sealing import DAMAGED_ON_THE_WAY, Sealed, checked, drain, ready, seal
+from trainarchive.sealing import DAMAGED_ON_THE_WAY, DROPPED, Sealed, checked, drain, ready, seal
 from trainarchive.segment import frames_of
 from trainarchive.settings import Seal
 from trainarchive.store.memory import MemoryStore
 from trainarchive.stream import Append, LaneStatus, Outcome, State, Stream, StreamEntry
+from trainarchive.stream.names import LaneKeys
 
 LIMITS = Seal(lease_s=30.0)
 LANE = Lane(RunKey("c", 7), "n1", "s1")
@@ -123,9 +125,10 @@ def test_a_segment_is_about_as_large_as_told(stream: Stream) -> None:
     append(stream, framed(noise))
     limits = Seal(segment_mib=1)
     count = drain(stream, store, LANE, limits)
-    text = stored(store)[SOURCE.id, 0]
-    assert b"".join(text[at] for at in range(len(text))) == b"".join(noise)
-    assert count == len(list(store.list("live/")))
+    bodies = [store.get(info.key) for info in store.list("live/")]
+    assert count == len(bodies) == 2
+    entries = [entry for body in bodies for entry in frames_of(body, shelf.index_of(body, "a segment"))]
+    assert [entry.frame.text() for entry in entries] == noise
     assert status(stream).pending == 0
 
 
@@ -274,22 +277,23 @@ def test_hostile_frames() -> None:
     """A frame that does not decode becomes a gap that says so; one without a possible place is dropped."""
     good = Framer().frame(0, b"good", 1, 1)
     cases = [
-        StreamEntry("1-0", "a", 0, good),
-        StreamEntry("2-0", "a", 0, Frame(4, 4, 1, 1, b"\x00rubbish")),
-        StreamEntry("3-0", "a", 0, Frame(8, 5, 1, 1, good.data)),
-        StreamEntry("4-0", "a", 0, Frame(13, 3, 2**70, -5, b"")),
-        StreamEntry("5-0", "a", 0, gap_frame(16, 20, 1, 1, "lost \udcff")),
+        StreamEntry("0-0", "n2-a", 0, good),
+        StreamEntry("1-0", "n1-a", 0, good),
+        StreamEntry("2-0", "n1-a", 0, Frame(4, 4, 1, 1, b"\x00rubbish")),
+        StreamEntry("3-0", "n1-a", 0, Frame(8, 5, 1, 1, good.data)),
+        StreamEntry("4-0", "n1-a", 0, Frame(13, 3, 2**70, -5, b"")),
+        StreamEntry("5-0", "n1-a", 0, gap_frame(16, 20, 1, 1, "lost \udcff")),
         StreamEntry("6-0", "", 0, good),
-        StreamEntry("7-0", "a\nb", 0, good),
-        StreamEntry("8-0", "a" * 300, 0, good),
-        StreamEntry("9-0", "a", -1, good),
-        StreamEntry("10-0", "a", 2**40, good),
-        StreamEntry("11-0", "a", 0, Frame(-4, 4, 1, 1, good.data)),
-        StreamEntry("12-0", "a", 0, Frame(2**53, 4, 1, 1, good.data)),
-        StreamEntry("13-0", "a", 0, Frame(20, 0, 1, 1, b"")),
+        StreamEntry("7-0", "n1-a\nb", 0, good),
+        StreamEntry("8-0", "n1-" + "a" * 300, 0, good),
+        StreamEntry("9-0", "n1-a", -1, good),
+        StreamEntry("10-0", "n1-a", 2**40, good),
+        StreamEntry("11-0", "n1-a", 0, Frame(-4, 4, 1, 1, good.data)),
+        StreamEntry("12-0", "n1-a", 0, Frame(2**53, 4, 1, 1, good.data)),
+        StreamEntry("13-0", "n1-a", 0, Frame(20, 0, 1, 1, b"")),
     ]
-    kept, dropped = checked(cases)
-    assert dropped == 8
+    kept, dropped = checked(cases, "n1")
+    assert dropped == 9
     assert [(entry.frame.offset, entry.frame.end, entry.frame.gap) for entry in kept] == [
         (0, 4, ""),
         (4, 8, DAMAGED_ON_THE_WAY),
@@ -298,6 +302,76 @@ def test_hostile_frames() -> None:
         (16, 20, "lost \\udcff"),
     ]
     assert (kept[3].frame.wall_ns, kept[3].frame.mono_ns) == (2**63 - 1, 0)
+
+
+def test_another_nodes_source(stream: Stream) -> None:
+    """What a node sends under another node's source is dropped, noted, and costs it nothing but that."""
+    store = MemoryStore()
+    for node in ("a1", "n2"):
+        thief = Lane(LANE.run, node, "s1")
+        opened(stream, thief, SOURCE)
+        append(stream, framed([b"forged"]), thief)
+        append(stream, framed([b"honest"]), thief, f"{node}-b")
+        sealed = seal(stream, store, thief, LIMITS)
+        assert sealed is not None
+        assert (sealed.taken, sealed.frames, sealed.bad) == (2, 1, 1)
+        index = shelf.index_of(store.get(sealed.key), sealed.key)
+        assert ([placed.source for placed in index.frames], index.sources) == ([f"{node}-b"], {})
+        assert index.lanes[thief.name].notes == (f"1 {DROPPED}",)
+        assert status(stream, thief).entries == 0
+
+
+def test_entries_that_are_no_frames(stream: Stream, redis_url: str) -> None:
+    """What somebody wrote into the stream by other means is dropped and noted, and the honest bytes go on."""
+    store = MemoryStore()
+    opened(stream)
+    append(stream, framed([b"one"]))
+    with redis.Redis.from_url(redis_url, protocol=2) as client:
+        for fields in ({"s": "x"}, {"s": SOURCE.id, "g": "0", "o": "-", "l": "1", "w": "1", "m": "1", "d": "x"}):
+            client.xadd(LaneKeys.of(LANE).frames, fields)
+    append(stream, framed([b" two"], 3))
+    sealed = seal(stream, store, LANE, LIMITS)
+    assert sealed is not None
+    assert (sealed.taken, sealed.frames, sealed.bad) == (4, 2, 2)
+    assert b"".join(stored(store)[SOURCE.id, 0].values()) == b"one two"
+    assert shelf.index_of(store.get(sealed.key), sealed.key).lanes[LANE.name].notes == (f"2 {DROPPED}",)
+    assert status(stream).sealed == {(SOURCE.id, 0): 7}
+    # Nothing but rubbish is no obstacle either.
+    with redis.Redis.from_url(redis_url, protocol=2) as client:
+        client.xadd(LaneKeys.of(LANE).frames, {"s": "x"})
+    assert drain(stream, store, LANE, LIMITS) == 1
+    assert status(stream).entries == 0
+
+
+def test_a_drain_ends(stream: Stream) -> None:
+    """What a node goes on writing is not waited for: what waited at the beginning is sealed."""
+    store = MemoryStore()
+    opened(stream)
+    append(stream, framed([b"x"]))
+    sent = 1
+
+    def write(at: str) -> None:
+        nonlocal sent
+        assert sent < 100, "it never ends"
+        if at == "stored":
+            append(stream, framed([b"yz"], sent))
+            sent += 2
+
+    assert drain(stream, store, LANE, LIMITS, at=write) == 1
+    assert status(stream).sealed == {(SOURCE.id, 0): 1}
+    assert status(stream).entries == 1
+
+
+def test_a_quiet_lane_is_not_sealed_at_once(stream: Stream) -> None:
+    """Of a lane whose last seal is long ago the first new byte begins to wait; it does not end that by coming."""
+    opened(stream)
+    append(stream, framed([b"abc"]))
+    drain(stream, MemoryStore(), LANE, LIMITS)
+    append(stream, framed([b"def"], 3))
+    old = msgspec.structs.replace(status(stream), opened=0.0, last_commit=0.0)
+    now = stream.now()[0]
+    assert not ready(old, now, Seal())
+    assert ready(old, now + 601, Seal())
 
 
 def test_a_damaged_frame_in_the_stream(stream: Stream) -> None:
@@ -332,7 +406,7 @@ def test_a_damaged_frame_in_the_stream(stream: Stream) -> None:
 )
 def test_ready(pending: int, age: float, state: State, pressed: bool, expected: bool) -> None:
     """Full, drained or pressed lanes are sealed at once, others by an age that rises as less waits."""
-    lane = LaneStatus(LANE, "e", state, pending, int(pending > 0), 0.0, 1000.0, 1000.0, {}, {}, {})
+    lane = LaneStatus(LANE, "e", state, pending, int(pending > 0), 0.0, 0.0, 0.0, {}, {}, {}, waiting=1000.0)
     assert ready(lane, 1000.0 + age, Seal(), pressed=pressed) is expected
 
 

@@ -25,9 +25,9 @@ def lane(node: str, run: RunKey = RUN) -> Lane:
 
 
 def status(node: str, state: State = State.OPEN, *, pending: int = 0, since: float = NOW, **control: str) -> LaneStatus:
-    """Return a lane's status; ``since`` is when it was opened, last sent and sealed."""
+    """Return a lane's status; ``since`` is when it was opened, and when what waits came."""
     named = {name.replace("_", "-"): value for name, value in control.items()}
-    return LaneStatus(lane(node), "e", state, pending, int(pending > 0), since, since, since, {}, {}, named)
+    return LaneStatus(lane(node), "e", state, pending, int(pending > 0), since, since, since, {}, {}, named, since)
 
 
 def reports(*nodes: str, expected: str, ended: float = 0.0) -> dict[Lane, LaneReport]:
@@ -121,12 +121,40 @@ def test_pressure() -> None:
     assert (over.press, over.ease) == ((), (lane("n2"),))
 
 
-@pytest.mark.parametrize("mark", ["", "rubbish", "nan", "inf"])
+@pytest.mark.parametrize("mark", ["", "rubbish", "nan", "inf", "-inf", "1e300", "1e999"])
 def test_a_mark_that_is_no_time(mark: str) -> None:
-    """A control that somebody else wrote does not stop the sweep."""
-    lanes = [status("n1", State.DRAINED, ended_seen=mark, finished=mark, looked=mark)]
-    decide(lanes, reports("n1", expected="n1"), NOW, 0.0, CONFIG)
-    to_look(lanes, NOW, CONFIG)
+    """A control that a node wrote itself costs the others nothing, and is no way to stay unfinished for ever."""
+    liar, honest = status("n1", ended_seen=mark), status("n2", State.DRAINED, ended_seen=str(NOW))
+    told = reports("n2", expected="n[1-2]")
+    assert decide([liar, honest], told, NOW + 599, 0.0, CONFIG) == Plan()
+    assert decide([liar, honest], told, NOW + 600, 0.0, CONFIG) == Plan(finishes=(RUN,))
+    quiet = status("n1", since=NOW - 601, looked=mark)
+    assert to_look([quiet], NOW, CONFIG) == [lane("n1")]
+    assert to_look([quiet], NOW + 60, CONFIG) == [lane("n1")]
+    drained = status("n1", State.DRAINED, ended_seen=str(NOW), finished=f"drained {mark}")
+    assert decide([drained], reports("n1", expected="n1"), NOW, 0.0, CONFIG).finishes == (RUN,)
+
+
+def test_a_node_that_dies() -> None:
+    """A run whose nodes are all silent for a day is finished, once; what comes after that is news."""
+    silent = [status("n1", since=NOW), status("n2", since=NOW + 100)]
+    day = CONFIG.finish.silence_s
+    assert decide(silent, {}, NOW + day + 99, 0.0, CONFIG).finishes == ()
+    assert decide(silent, {}, NOW + day + 100, 0.0, CONFIG).finishes == (RUN,)
+    told = [msgspec.structs.replace(each, control={FINISHED: f"open {NOW + day + 100}"}) for each in silent]
+    assert decide(told, {}, NOW + 9 * day, 0.0, CONFIG).finishes == ()
+    again = msgspec.structs.replace(told[0], last_append=NOW + day + 200)
+    assert decide([again, told[1]], {}, NOW + day + 1000, 0.0, CONFIG).finishes == ()
+    assert decide([again, told[1]], {}, NOW + 3 * day, 0.0, CONFIG).finishes == (RUN,)
+
+
+def test_as_many_nodes_as_were_counted() -> None:
+    """Where no host list is known, the number of nodes tells whether some are still to come."""
+    done = status("n1", State.DRAINED, ended_seen=str(NOW))
+    told = {lane("n1"): LaneReport(Job(1, num_nodes=2))}
+    assert decide([done], told, NOW, 0.0, CONFIG).finishes == ()
+    assert decide([done, status("n2", State.ARCHIVED)], told, NOW, 0.0, CONFIG).finishes == (RUN,)
+    assert decide([done], told, NOW + 600, 0.0, CONFIG).finishes == (RUN,)
 
 
 def test_a_real_sweep(stream: Stream, redis_url: str) -> None:

@@ -8,10 +8,14 @@ import msgspec
 from trainarchive import keys, segment, shelf
 from trainarchive.coverage import NEVER_ARRIVED, Digest, Name, Text, digests, joined
 from trainarchive.errors import DamagedError
+from trainarchive.frame import gap_frame
 from trainarchive.manifest import Generation, Manifest, Part, SourceEntry, Span
-from trainarchive.run import Kind, Lane, LaneReport, RunKey, Source
+from trainarchive.run import Gap, Kind, Lane, LaneReport, RunKey, Source, is_source_of
+from trainarchive.sealing import DROPPED
 from trainarchive.shelf import Shelved
 from trainarchive.store.contract import Store
+
+GONE = "was archived, but is no longer in the store"
 
 _log = logging.getLogger(__name__)
 
@@ -19,20 +23,30 @@ Tick = Callable[[], None]
 """Called after each object that was read: a long work's sign of life."""
 
 
-class Contents:
+class RunContents:
     """The objects of one run's generation, and what their indexes say of it.
 
-    ``texts`` are settled by ``settle``. Reports and descriptions: the latest object's.
+    ``texts`` are settled by ``settle``. Reports and descriptions: the latest object's. ``newer``:
+    lanes whose reports come from objects that the previous manifest does not list. ``notes``: what
+    sealing has noted, in whatever object of the lane.
     """
 
-    def __init__(self, store: Store, objects: Sequence[Shelved], tick: Tick) -> None:
-        """Read all indexes, one at a time. Raise NotFoundError where an object went away meanwhile."""
+    def __init__(self, store: Store, objects: Sequence[Shelved], tick: Tick, previous: Manifest | None = None) -> None:
+        """Read all indexes, one at a time. Raise NotFoundError where an object went away meanwhile.
+
+        ``previous``: the manifest before: what it lists and is not among ``objects`` is gone.
+        """
         self.objects = objects
         self.texts: dict[Name, Text] = {}
         self.sources: dict[str, Source] = {}
         self.reports: dict[Lane, LaneReport] = {}
+        self.newer: set[Lane] = set()
+        self.notes: dict[Lane, set[str]] = {}
         self.damaged: list[str] = []
+        self._previous = previous
+        self._known = {part.key: part for part in previous.parts} if previous is not None else {}
         self._digests: dict[int, str] = {}
+        self._unread: set[Name] = set()
         self._store = store
         self._tick = tick
         for number, shelved, index in shelf.indexes(store, objects):
@@ -41,13 +55,19 @@ class Contents:
             else:
                 self._add(number, shelved, index)
             tick()
+        if previous is not None:
+            self._miss(previous)
 
     def _add(self, number: int, shelved: Shelved, index: segment.Index) -> None:
         for name, report in index.lanes.items():
-            self.reports[Lane.parse(name)] = report
+            lane = Lane.parse(name)
+            self.reports[lane] = report
+            self.notes.setdefault(lane, set()).update(note for note in report.notes if note.endswith(DROPPED))
+            if shelved.key not in self._known:
+                self.newer.add(lane)
         foreign: set[str] = set()
         for source in _described(shelved, index):
-            if self.sources.get(source.id, source).node == source.node:
+            if shelved.lane is None or is_source_of(shelved.lane.node, source.id):
                 self.sources[source.id] = source
             else:
                 foreign.add(source.id)
@@ -57,8 +77,25 @@ class Contents:
                 text = (placed.source, placed.generation)
                 self.texts.setdefault(text, Text(text)).add(number, placed)
 
+    def _miss(self, previous: Manifest) -> None:
+        """Tell of each byte that was lost with an object why it is not there: now, and ever after."""
+        there = {shelved.key for shelved in self.objects}
+        for part in previous.parts:
+            if part.key not in there:
+                _log.error("%s: %s", part.key, GONE)
+                for span in part.spans:
+                    self._lose((span.source, span.generation), span.start, span.end)
+        for entry in previous.sources:
+            for generation in entry.generations:
+                for gap in generation.gaps:
+                    if gap.reason == GONE:
+                        self._lose((entry.source.id, generation.number), gap.start, gap.end)
+
+    def _lose(self, name: Name, start: int, end: int) -> None:
+        self.texts.setdefault(name, Text(name)).lose(Gap(name[1], start, end, GONE))
+
     def settle(self, sealed: Mapping[Name, int]) -> None:
-        """Give each byte to one frame. ``sealed``: the offsets below which the log Redis says all is stored."""
+        """Give each byte to one frame. ``sealed``: the offsets below which all is said to be stored."""
         hole = NEVER_ARRIVED
         if self.damaged:
             hole += f", or in {self.damaged[0]}, which is damaged"
@@ -67,25 +104,27 @@ class Contents:
         for name, text in self.texts.items():
             text.settle(sealed.get(name, 0), hole)
 
-    def generations(self, previous: Manifest | None) -> dict[Name, Generation]:
-        """Return every text's entry. Those that ``previous`` has and no new object touches are not read again."""
-        known = _unchanged(self, previous) if previous is not None else {}
+    def generations(self) -> dict[Name, Generation]:
+        """Return every text's entry. Those that the previous manifest has as they are now are not read again."""
+        known = self._unchanged(self._previous) if self._previous is not None else {}
+        self._unread = set(known)
         todo = {name: text for name, text in self.texts.items() if name not in known}
         found = digests(todo, self._body)
         return known | {name: _generation(self.texts[name], digest) for name, digest in found.items()}
 
-    def parts(self, previous: Manifest | None) -> tuple[list[Part], list[str]]:
-        """Return the parts in the order of objects, and the keys of objects that add nothing to the others."""
-        spans: dict[int, list[Span]] = {}
-        for text in self.texts.values():
-            for number, span in text.spans():
-                spans.setdefault(number, []).append(span)
-        known = {part.key: part for part in previous.parts} if previous is not None else {}
+    def parts(self) -> tuple[list[Part], list[str]]:
+        """Return the parts in the order of objects, and the keys of objects that add nothing to the others.
+
+        A damaged object is a part only if it was one before: it is kept, for it may be mended.
+        """
+        known = self._known
+        spans = self._spans(known)
         telling = {number for text in self.texts.values() if text.gaps for number in text.objects}
         parts: list[Part] = []
         idle: list[str] = []
         for number, shelved in enumerate(self.objects):
             if shelved.key in self.damaged:
+                parts += [known[shelved.key]] if shelved.key in known else []
                 continue
             if number not in spans and number not in telling:
                 idle.append(shelved.key)
@@ -101,10 +140,24 @@ class Contents:
             parts.append(msgspec.structs.replace(part, blake3=old.blake3 if old else self._digest(number)))
         return parts, idle
 
+    def _spans(self, known: Mapping[str, Part]) -> dict[int, list[Span]]:
+        """Return what each object gives, by its number: of a text that was not read, what the last manifest says."""
+        spans: dict[int, list[Span]] = {}
+        for name, text in self.texts.items():
+            if name not in self._unread:
+                for number, span in text.spans():
+                    spans.setdefault(number, []).append(span)
+        for number, shelved in enumerate(self.objects):
+            for span in known[shelved.key].spans if shelved.key in known else ():
+                if (span.source, span.generation) in self._unread:
+                    spans.setdefault(number, []).append(span)
+        return spans
+
     def merged(self, run: RunKey, reports: Mapping[Lane, LaneReport]) -> tuple[str, bytes]:
         """Return key and body of one part that holds the text of all objects: for small runs only.
 
-        Frames that give no byte of text are left behind; the others stay as the nodes made them.
+        Frames that give no byte of text are left behind; the others stay as the nodes made them. What
+        the store lost is told in frames of gaps.
         """
         used = {
             (name, text.object_of(piece), text.place(piece)[2])
@@ -119,12 +172,32 @@ class Contents:
             index = shelf.index_of(body, shelved.key)
             for placed, entry in zip(index.frames, segment.frames_of(body, index), strict=True):
                 name = (placed.source, placed.generation)
-                if name in self.texts and (placed.gap or (name, number, placed.at) in used):
+                taken = name in self.texts and number in self.texts[name].objects
+                if taken and (placed.gap or (name, number, placed.at) in used):
                     entries[entry] = None
             self._tick()
+        for name, text in self.texts.items():
+            for gap in text.gaps:
+                if gap.reason == GONE:
+                    entries[segment.Entry(*name, gap_frame(gap.start, gap.end, 0, 0, GONE))] = None
         lanes = {lane.name: report for lane, report in reports.items()}
         body, digest = segment.build(lanes, self.sources, entries)
         return keys.part_key(run, digest), body
+
+    def _unchanged(self, previous: Manifest) -> dict[Name, Generation]:
+        old = {
+            (entry.source.id, generation.number): generation
+            for entry in previous.sources
+            for generation in entry.generations
+        }
+        result: dict[Name, Generation] = {}
+        for name, text in self.texts.items():
+            generation = old.get(name)
+            if generation is None or self.damaged or (generation.size, generation.gaps) != (text.size, text.gaps):
+                continue
+            if all(self.objects[number].key in self._known for number in text.objects):
+                result[name] = generation
+        return result
 
     def _body(self, number: int) -> bytes:
         body, self._digests[number] = shelf.body_of(self._store, self.objects[number])
@@ -153,23 +226,6 @@ def _described(shelved: Shelved, index: segment.Index) -> list[Source]:
             node = shelved.lane.node if shelved.lane is not None else ""
             found[placed.source] = Source(placed.source, node, Kind.CUSTOM, f"undescribed-{placed.source}")
     return list(found.values())
-
-
-def _unchanged(contents: Contents, previous: Manifest) -> dict[Name, Generation]:
-    old_objects = {part.key for part in previous.parts}
-    old = {
-        (entry.source.id, generation.number): generation
-        for entry in previous.sources
-        for generation in entry.generations
-    }
-    result: dict[Name, Generation] = {}
-    for name, text in contents.texts.items():
-        generation = old.get(name)
-        if generation is None or generation.size != text.size or contents.damaged:
-            continue
-        if all(contents.objects[number].key in old_objects for number in text.objects):
-            result[name] = generation
-    return result
 
 
 def _generation(text: Text, digest: Digest) -> Generation:

@@ -6,21 +6,20 @@ work, but nothing depends on it: the manifest's number, put if absent, is the fe
 between any two steps and run again, it comes to the same end.
 """
 
-import contextlib
 import logging
-import secrets
+import time
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from trainarchive import generations, keys, manifest, nodes, sealing, shelf, states
-from trainarchive.contents import Contents, source_entries
+from trainarchive import generations, keys, lease, manifest, nodes, sealing, shelf, states
+from trainarchive.contents import RunContents, source_entries
 from trainarchive.coverage import Name
 from trainarchive.errors import NotFoundError, TrainarchiveError, UnavailableError
 from trainarchive.frame import MAX_OFFSET
 from trainarchive.manifest import Manifest, NodeEntry
 from trainarchive.nodes import Live
-from trainarchive.run import Lane, LaneReport, RunKey, Source
+from trainarchive.run import Lane, LaneReport, RunKey, Source, is_source_of
 from trainarchive.sealing import MIB, Hook, no_hook
 from trainarchive.settings import Settings
 from trainarchive.shelf import Shelved
@@ -31,6 +30,7 @@ TRIES = 8
 FINISHED = "finished"
 """In a lane's control: ``<state> <when>`` of the last finish that could not let the lane go."""
 MAX_ALIASES = 16
+MAX_NOTES = 32
 
 _log = logging.getLogger(__name__)
 
@@ -50,20 +50,15 @@ def finish(stream: Stream, store: Store, run: RunKey, config: Settings, *, at: H
     One a generation, mostly one at all; none where another worker is at it, or a node is still
     busy and the deadline has not passed. Nothing is written where nothing changed.
     """
-    token = secrets.token_hex(8)
-    lock = f"finish/{run}"
-    if not stream.lock(lock, token, config.seal.lease_s):
-        return ()
+    with lease.alone(stream, run, config.seal.lease_s) as keep:
+        if keep is None:
+            return ()
 
-    def step(name: str) -> None:
-        stream.lock(lock, token, config.seal.lease_s)
-        at(name)
+        def step(name: str) -> None:
+            keep(name)
+            at(name)
 
-    try:
         return _Finish(stream, store, run, config, step).all()
-    finally:
-        with contextlib.suppress(UnavailableError):
-            stream.unlock(lock, token)
 
 
 class _Finish:
@@ -75,7 +70,13 @@ class _Finish:
         self._run = run
         self._config = config
         self._step = step
-        self._now, _ = stream.now()
+        self._began, _ = stream.now()
+        self._clock = time.monotonic()
+
+    @property
+    def _now(self) -> float:
+        """Redis' clock (Unix s), without asking it again: it may be gone for a moment, and the work is long."""
+        return self._began + time.monotonic() - self._clock
 
     def all(self) -> tuple[Manifest, ...]:
         done: dict[RunKey, Manifest] = {}
@@ -108,10 +109,17 @@ class _Finish:
             run.generation: manifest.newest(self._store, run) for run in manifest.generations(self._store, self._run)
         }
         books = {number: found for number, found in known.items() if found is not None}
-        reports: dict[Lane, LaneReport | None] = {
-            each.lane: None for each in shelf.level0(self._store, self._run) if each.lane is not None
-        }
-        reports |= {lane: each.report for lane, each in live.items()}
+        level0: dict[Lane, dict[str, Shelved]] = {}
+        for each in shelf.level0(self._store, self._run):
+            if each.lane is not None:
+                level0.setdefault(each.lane, {})[each.key] = each
+        every = {key: each for found in level0.values() for key, each in found.items()}
+        shares = generations.shares(
+            live,
+            {lane: list(found) for lane, found in level0.items()},
+            books,
+            lambda key: shelf.read_index(self._store, every[key]).lanes,
+        )
         self._step("listed")
         return [
             _Group(
@@ -120,7 +128,7 @@ class _Finish:
                 {lane: live[lane] for lane in lanes if lane in live},
                 books.get(number),
             )
-            for number, lanes in sorted(generations.assign(reports, books).items())
+            for number, lanes in sorted(shares.items())
         ]
 
     def _look(self, lane: Lane) -> Live | None:
@@ -136,12 +144,13 @@ class _Finish:
         return Live(status, *about)
 
     def _objects(self, group: _Group) -> list[Shelved]:
-        """Return the objects that hold the run's text: merged parts, then what came since."""
+        """Return the objects that hold the run's text, as far as they are there: merged parts, then what came since."""
         tokens = {lane.token for lane in group.lanes}
         previous = group.previous
         replaced = set(previous.replaces) if previous is not None else set()
-        parts = previous.parts if previous is not None else ()
-        merged = [Shelved(part.key, part.size) for part in parts if not part.key.startswith(keys.LIVE)]
+        listed = [part for part in previous.parts if not keys.is_level0(part.key)] if previous is not None else []
+        there = {info.key for info in self._store.list(keys.parts_prefix(group.run))} if listed else set()
+        merged = [Shelved(part.key, part.size) for part in listed if part.key in there]
         found = [
             each
             for each in shelf.level0(self._store, self._run)
@@ -162,13 +171,11 @@ class _Finish:
                 if (again := self._look(lane)) is not None:
                     group.live[lane] = again
         self._step("sealed")
-        return late or all(entry.state == "drained" for entry in self._nodes(group, {}))
+        return late or _is_complete(self._nodes(group, {}), _told(group, {}))
 
     def _is_late(self, group: _Group) -> bool:
-        moments = [
-            moment for live in group.live.values() if (moment := nodes.ended_at(live.status, live.report)) is not None
-        ]
-        return bool(moments) and self._now >= min(moments) + self._config.finish.deadline_s
+        lanes = ((live.status, live.report) for live in group.live.values())
+        return nodes.is_late(lanes, self._now, self._config.finish)
 
     def _has_news(self, group: _Group) -> bool:
         """Say of a run that Redis forgot whether the store has segments that no manifest lists."""
@@ -188,7 +195,8 @@ class _Finish:
 
     def _group(self, group: _Group) -> Manifest | None:
         """Write the group's manifest and what follows it; None where another worker's came first."""
-        contents = Contents(self._store, self._objects(group), lambda: self._step("read"))
+        seen = self._now
+        contents = RunContents(self._store, self._objects(group), lambda: self._step("read"), group.previous)
         sources = _sources(group, contents)
         sealed = _sealed(group, sources)
         contents.settle(sealed)
@@ -204,22 +212,23 @@ class _Finish:
         for alias in draft.aliases:
             self._store.put(keys.alias_key(group.run.cluster, alias, group.run), b"")
         self._step("aliased")
-        self._release(group, draft)
+        self._release(group, draft, seen)
         return draft
 
-    def _draft(self, group: _Group, contents: Contents, sources: Mapping[str, Source]) -> Manifest:
+    def _draft(self, group: _Group, contents: RunContents, sources: Mapping[str, Source]) -> Manifest:
         previous = group.previous
         reports = _reports(group, contents)
-        entries = self._nodes(group, reports)
-        found = contents.generations(previous)
-        parts, idle = contents.parts(previous)
-        jobs = [report.job for report in reports.values()]
+        entries = self._nodes(group, reports, contents.newer)
+        found = contents.generations()
+        parts, idle = contents.parts()
+        # Those too of nodes of which nothing is left but what the last manifest says.
+        jobs = [report.job for report in (*reports.values(), *(each.report for each in entries)) if report is not None]
         ending = states.ending(jobs)
         return Manifest(
             number=previous.number + 1 if previous is not None else 1,
             run=group.run,
-            written=self._stream.now()[0],
-            complete=all(entry.state == "drained" for entry in entries),
+            written=self._now,
+            complete=_is_complete(entries, _told(group, reports)),
             state=ending.state,
             state_from=ending.state_from,
             exit_code=ending.exit_code,
@@ -233,44 +242,52 @@ class _Finish:
             replaces=_merged_keys(previous.replaces if previous is not None else (), idle),
         )
 
-    def _merge(self, group: _Group, contents: Contents, draft: Manifest, sealed: Mapping[Name, int]) -> Manifest:
+    def _merge(self, group: _Group, contents: RunContents, draft: Manifest, sealed: Mapping[Name, int]) -> Manifest:
         """Put a small run's segments together as one part, and prove it by reading it back."""
         total = sum(part.size for part in draft.parts)
         if len(draft.parts) < 2 or total >= self._config.seal.merge_below_mib * MIB or contents.damaged:
             return draft
         key, body = contents.merged(group.run, _reports(group, contents))
-        self._store.put_if_absent(key, body)
+        # Not "if absent": a part that a killed worker left would go on looking old enough to be reaped.
+        self._store.put(key, body)
         self._step("merged")
-        proof = Contents(self._store, [Shelved(key, len(body))], lambda: None)
+        proof = RunContents(self._store, [Shelved(key, len(body))], lambda: None)
         proof.settle(sealed)
         sources = {entry.source.id: entry.source for entry in draft.sources}
-        if source_entries(sources, proof.generations(None)) != draft.sources:
+        if source_entries(sources, proof.generations()) != draft.sources:
             _log.error("%s: does not hold the same text as its segments, which stay", key)
             return draft
-        parts, _ = proof.parts(None)
+        parts, _ = proof.parts()
         replaces = _merged_keys(draft.replaces, [part.key for part in draft.parts if part.key != key])
         return msgspec.structs.replace(draft, parts=tuple(parts), replaces=replaces)
 
-    def _nodes(self, group: _Group, reports: Mapping[Lane, LaneReport]) -> tuple[NodeEntry, ...]:
+    def _nodes(
+        self, group: _Group, reports: Mapping[Lane, LaneReport], newer: Iterable[Lane] = ()
+    ) -> tuple[NodeEntry, ...]:
         """Return the run's nodes in order of name, the expected ones that never came included."""
         known = {lane: live.report for lane, live in group.live.items()} | dict(reports)
         before = {entry.node: entry for entry in group.previous.nodes} if group.previous is not None else {}
-        told = [*known.values(), *(entry.report for entry in before.values() if entry.report is not None)]
+        fresh = set(newer)
         lanes: dict[str, list[Lane]] = {}
         for lane in group.lanes:
             lanes.setdefault(lane.node, []).append(lane)
-        names = {*nodes.expected(told), *lanes, *before}
+        names = {*nodes.expected(_told(group, reports)), *lanes, *before}
         return tuple(
             nodes.entry(
-                name, sorted(lanes.get(name, ()), key=lambda lane: lane.token), group.live, known, before.get(name)
+                name,
+                sorted(lanes.get(name, ()), key=lambda lane: lane.token),
+                group.live,
+                known,
+                before.get(name),
+                fresh,
             )
             for name in sorted(names)
         )
 
     # -- after the manifest ----------------------------------------------------------------
 
-    def _release(self, group: _Group, written: Manifest) -> None:
-        """Let drained lanes go; note at the others that this much is done."""
+    def _release(self, group: _Group, written: Manifest, seen: float) -> None:
+        """Let drained lanes go; note at the others that what there was at ``seen`` is done."""
         covered = {
             (entry.source.id, generation.number): generation.size
             for entry in written.sources
@@ -281,45 +298,75 @@ class _Finish:
                 lane, live.status.epoch, self._config.log.archived_lane_ttl_s, covered=_of_lane(live, covered)
             )
             if not gone:
-                self._stream.control(lane, {FINISHED: f"{live.status.state} {self._now:.6f}"})
+                self._stream.control(lane, {FINISHED: f"{live.status.state} {seen:.6f}"})
         self._step("archived")
 
 
 def _sealed(group: _Group, sources: Mapping[str, Source]) -> dict[Name, int]:
-    """Return the sealed offsets that Redis knows, of each lane's own sources."""
+    """Return the offsets below which all has been stored: by the last manifest, and as Redis knows of each lane."""
     sealed: dict[Name, int] = {}
+    for entry in group.previous.sources if group.previous is not None else ():
+        sealed |= {(entry.source.id, generation.number): generation.size for generation in entry.generations}
     for lane, live in group.live.items():
         for name, end in live.status.sealed.items():
-            source = sources.get(name[0])
-            if source is not None and source.node == lane.node and 0 < end <= MAX_OFFSET:
+            if sealing.is_own(lane.node, name) and name[0] in sources and 0 < end <= MAX_OFFSET:
                 sealed[name] = max(sealed.get(name, 0), end)
     return sealed
 
 
 def _of_lane(live: Live, covered: Mapping[Name, int]) -> dict[Name, int]:
-    return {name: covered.get(name, 0) for name in live.status.committed}
+    """Return what the manifest covers of a lane. What its node may not send is in none: it counts as covered."""
+    node = live.status.lane.node
+    return {
+        name: covered.get(name, 0) if sealing.is_own(node, name) else end for name, end in live.status.committed.items()
+    }
 
 
-def _sources(group: _Group, contents: Contents) -> dict[str, Source]:
+def _sources(group: _Group, contents: RunContents) -> dict[str, Source]:
     """Return all descriptions, the latest of each: files that stayed empty are sources too."""
     sources = {entry.source.id: entry.source for entry in group.previous.sources} if group.previous is not None else {}
     sources |= contents.sources
     for lane, live in sorted(group.live.items()):
         for name, source in live.sources.items():
-            if sealing.is_source_id(name) and sources.get(name, source).node == lane.node == source.node:
-                sources[name] = msgspec.structs.replace(source, id=name)
+            if is_source_of(lane.node, name):
+                sources[name] = msgspec.structs.replace(source, id=name, node=lane.node)
     return sources
 
 
-def _reports(group: _Group, contents: Contents) -> dict[Lane, LaneReport]:
-    """Return each lane's latest report: from Redis, else the last manifest's, else the last segment's."""
+def _reports(group: _Group, contents: RunContents) -> dict[Lane, LaneReport]:
+    """Return each lane's latest report, with what sealing has noted.
+
+    From Redis, else a segment that came after the last manifest, else that manifest, else an older segment.
+    """
     reports = {lane: contents.reports[lane] for lane in group.lanes if lane in contents.reports}
+    notes = {lane: set(contents.notes.get(lane, ())) for lane in group.lanes}
     before = {entry.node: entry for entry in group.previous.nodes} if group.previous is not None else {}
     for lane in group.lanes:
         entry = before.get(lane.node)
         if entry is not None and entry.report is not None and entry.tokens[-1:] == (lane.token,):
-            reports[lane] = entry.report
-    return reports | {lane: live.report for lane, live in group.live.items()}
+            notes[lane].update(note for note in entry.report.notes if note.endswith(sealing.DROPPED))
+            if lane not in contents.newer:
+                reports[lane] = entry.report
+    reports |= {lane: live.report for lane, live in group.live.items()}
+    return {lane: _noted(report, notes[lane]) for lane, report in reports.items()}
+
+
+def _noted(report: LaneReport, notes: Iterable[str]) -> LaneReport:
+    more = sorted(set(notes) - set(report.notes))
+    return msgspec.structs.replace(report, notes=(*report.notes, *more[:MAX_NOTES])) if more else report
+
+
+def _told(group: _Group, reports: Mapping[Lane, LaneReport]) -> list[LaneReport]:
+    """Return all that was said of the run: now, and where a lane is forgotten, up to the last manifest."""
+    known = {lane: live.report for lane, live in group.live.items()} | dict(reports)
+    before = group.previous.nodes if group.previous is not None else ()
+    return [*known.values(), *(entry.report for entry in before if entry.report is not None)]
+
+
+def _is_complete(entries: Iterable[NodeEntry], told: Iterable[LaneReport]) -> bool:
+    """Say whether all of the run's nodes are there and done."""
+    found = list(entries)
+    return len(found) >= nodes.number(told) and all(entry.state == "drained" for entry in found)
 
 
 def _aliases(sources: Iterable[Source]) -> tuple[str, ...]:

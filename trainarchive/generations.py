@@ -7,13 +7,30 @@ newest run if it began before that one had ended (and a minute, for clocks that 
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
+from trainarchive.errors import DamagedError, NotFoundError
 from trainarchive.manifest import Manifest
 from trainarchive.run import Lane, LaneReport
+from trainarchive.stream import State
 
 SLACK_S = 60.0
 _TIME = re.compile(r"t(\d{1,12})")
+
+
+class Seen(Protocol):
+    """A lane that the log Redis was asked for; None: it does not know it, or not that."""
+
+    @property
+    def state(self) -> State | None:
+        """The lane's state."""
+        ...
+
+    @property
+    def report(self) -> LaneReport | None:
+        """Its latest report."""
+        ...
 
 
 class _Run:
@@ -26,6 +43,27 @@ class _Run:
 
     def has(self, lane: Lane) -> bool:
         return lane.token in self.tokens
+
+
+def shares(
+    live: Mapping[Lane, Seen],
+    level0: Mapping[Lane, Sequence[str]],
+    known: Mapping[int, Manifest],
+    lanes_in: Callable[[str], Mapping[str, LaneReport]],
+) -> dict[int, list[Lane]]:
+    """Return the lanes by generation number, as ``assign`` does: the one way for those who write and those who read.
+
+    ``level0``: the keys of each lane's segments in the order of their making. ``lanes_in(key)``
+    reads what a segment's index says of its lanes; it may raise NotFoundError and DamagedError.
+    """
+    owned = {(entry.node, token) for book in known.values() for entry in book.nodes for token in entry.tokens}
+    reports: dict[Lane, LaneReport | None] = {}
+    for lane in {*live, *level0}:
+        if (lane.node, lane.token) in owned:
+            reports[lane] = None  # whose it is, is known by its token
+        elif _is_unwritten(live.get(lane), level0.get(lane, ())):
+            reports[lane] = _last_report(live.get(lane), level0.get(lane, ()), lanes_in)
+    return assign(reports, known)
 
 
 def assign(lanes: Mapping[Lane, LaneReport | None], known: Mapping[int, Manifest]) -> dict[int, list[Lane]]:
@@ -57,6 +95,27 @@ def began(lane: Lane, report: LaneReport | None) -> float:
     if timed is not None:
         return float(timed[1]) - skew
     return report.job.started - skew if report is not None else 0.0
+
+
+def _is_unwritten(found: Seen | None, listed: Sequence[str]) -> bool:
+    """Say whether a lane that no manifest names may still come into one: else its run is purged, or it went away."""
+    if found is None or found.state is None:
+        return bool(listed)
+    return found.state is not State.ARCHIVED
+
+
+def _last_report(
+    found: Seen | None, listed: Sequence[str], lanes_in: Callable[[str], Mapping[str, LaneReport]]
+) -> LaneReport | None:
+    """Return a lane's latest report: Redis' word, else its last segment's."""
+    if found is not None and found.report is not None:
+        return found.report
+    for key in reversed(listed):
+        try:
+            return next(iter(lanes_in(key).values()), None)
+        except (NotFoundError, DamagedError):
+            continue  # an older segment may still tell
+    return None
 
 
 def _place(lane: Lane, start: float, runs: Mapping[int, _Run]) -> int | None:

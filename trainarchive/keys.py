@@ -60,6 +60,21 @@ def lane_of_segment(key: str) -> Lane:
     return Lane.parse(key.removeprefix(LIVE).rpartition("/")[0])
 
 
+def is_level0(key: str) -> bool:
+    """Say whether a key is below level 0's prefix."""
+    return key.startswith(LIVE)
+
+
+def epoch_of(key: str) -> str:
+    """Return the epoch in a level-0 segment's key."""
+    return key.rpartition("/")[2].partition("-")[0]
+
+
+def digest_in(key: str) -> str:
+    """Return the beginning of the digest (hex) that the key of a segment or part holds."""
+    return key.rpartition("/")[2].removesuffix(".seg").rpartition("-")[2]
+
+
 def run_prefix(run: RunKey) -> str:
     """Prefix of everything permanent of a run."""
     return f"{RUNS}{run}/"

@@ -160,7 +160,7 @@ def aliased(store: Store, cluster: str, alias: str) -> list[RunKey]:
 def parsed_runs(cluster: str, children: Iterable[str]) -> Iterator[RunKey]:
     """Yield the run keys among ``<job>.<attempt>[~generation]/`` names; others are passed over."""
     for child in children:
-        run = _parsed(f"{cluster}/{child.rstrip('/')}")
+        run = _parsed(f"{cluster}/{child[:-1]}") if child.endswith("/") else None
         if run is not None:
             yield run
 

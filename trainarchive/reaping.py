@@ -2,13 +2,13 @@
 
 import random
 import time
-from collections.abc import Iterator
 
 import msgspec
 
 from trainarchive import keys, manifest
 from trainarchive.manifest import Manifest
 from trainarchive.run import RunKey
+from trainarchive.sealing import Hook, no_hook
 from trainarchive.store.contract import Store
 
 FORGOTTEN_S = 86_400.0
@@ -22,11 +22,12 @@ class Reaped(msgspec.Struct, frozen=True):
     forgotten: bool = False
 
 
-def reap(store: Store, run: RunKey, older_than_s: float, *, now: float | None = None) -> Reaped:
+def reap(store: Store, run: RunKey, older_than_s: float, *, now: float | None = None, at: Hook = no_hook) -> Reaped:
     """Delete what the newest manifests of all generations of ``run`` replaced that long ago.
 
-    Parts that no manifest lists, left by a worker that was killed before it wrote one, go too.
-    Safe to call at any time and twice. ``now``: Unix s.
+    Parts that no manifest lists, left by a worker that was killed before it wrote one, go too: so
+    call it only where nobody finishes the run meanwhile (``lease.alone``). Safe to call at any
+    time and twice. ``now``: Unix s; ``at`` is called before each deletion.
     """
     moment = time.time() if now is None else now
     level0 = {info.key: info.modified for info in store.list(keys.live_prefix(run))}
@@ -39,29 +40,23 @@ def reap(store: Store, run: RunKey, older_than_s: float, *, now: float | None = 
             told.update(newest.replaces)
             gone += _deletable(store, newest, set(level0), moment - older_than_s)
     for key in gone:
+        at("delete")
         store.delete(key)
     untold = [modified for key, modified in level0.items() if key not in told]
     return Reaped(tuple(gone), bool(untold) and max(untold) < moment - FORGOTTEN_S)
 
 
-def reap_all(store: Store, older_than_s: float, *, seconds: float) -> Iterator[RunKey]:
-    """Reap every run that has level-0 segments, in no order, for so long; yield those with forgotten segments.
-
-    What this time does not reach, another will: the order is drawn anew each time.
-    """
-    until = time.monotonic() + seconds
-    clusters = [child.rstrip("/") for child in store.children(keys.LIVE)]
+def candidates(store: Store) -> list[RunKey]:
+    """Return every run that has level-0 segments, in no order: what one look does not reach, another will."""
     runs = [
         run
-        for cluster in clusters
-        for run in manifest.parsed_runs(cluster, store.children(keys.live_cluster_prefix(cluster)))
+        for cluster in store.children(keys.LIVE)
+        for run in manifest.parsed_runs(
+            cluster.rstrip("/"), store.children(keys.live_cluster_prefix(cluster.rstrip("/")))
+        )
     ]
     random.shuffle(runs)
-    for run in runs:
-        if time.monotonic() >= until:
-            return
-        if reap(store, run, older_than_s).forgotten:
-            yield run
+    return runs
 
 
 def _deletable(store: Store, newest: Manifest, level0: set[str], before: float) -> list[str]:

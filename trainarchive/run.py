@@ -12,6 +12,7 @@ from trainarchive.errors import DamagedError, TrainarchiveError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,63}")
+_SOURCE = re.compile(r"(.+)-[A-Za-z0-9]{1,64}")
 _NUMBER = "(?:0|[1-9][0-9]{0,17})"
 _RUN_KEY = re.compile(rf"([^/]+)/({_NUMBER})\.({_NUMBER})(?:~([1-9][0-9]{{0,17}}))?")
 
@@ -19,6 +20,21 @@ _RUN_KEY = re.compile(rf"([^/]+)/({_NUMBER})\.({_NUMBER})(?:~([1-9][0-9]{{0,17}}
 def is_safe_name(name: str) -> bool:
     """Say whether a cluster or node name may become part of object and Redis keys."""
     return _NAME.fullmatch(name) is not None
+
+
+def source_id(node: str, name: str) -> str:
+    """Return the id of a node's source; ``name``, 1 to 64 ASCII letters and digits, tells it from the node's others."""
+    return f"{node}-{name}"
+
+
+def is_source_of(node: str, source: str) -> bool:
+    """Say whether ``source`` can be the id of one of the node's sources, as ``source_id`` makes them.
+
+    Of one id this is true for one node only. Whoever takes a source's id from a lane has to ask:
+    so a node cannot put text into another node's file.
+    """
+    found = _SOURCE.fullmatch(source)
+    return found is not None and found[1] == node
 
 
 class RunKey(msgspec.Struct, frozen=True, order=True):
@@ -190,7 +206,7 @@ class LaneReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``drained`` is set when every byte that this node will send is committed. ``boot_id`` and
     ``skew_s`` (node clock minus Redis clock, seconds, ± ``skew_error_s``) let readers place
-    read times on one time line. ``closed_paths``: sources whose end was seen.
+    read times on one time line. ``notes``: what people should know of this node's part of the run.
     """
 
     job: Job

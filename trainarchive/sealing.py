@@ -14,15 +14,15 @@ import msgspec
 from trainarchive import keys, segment, settings
 from trainarchive.errors import DamagedError
 from trainarchive.frame import MAX_OFFSET, Frame, gap_frame
-from trainarchive.run import Lane, LaneReport, Source
+from trainarchive.run import Lane, LaneReport, Source, is_source_of
 from trainarchive.segment import Entry
 from trainarchive.store.contract import Store
 from trainarchive.stream import LaneStatus, State, Stream, StreamEntry
 
 MIB = 1024 * 1024
 DAMAGED_ON_THE_WAY = "damaged on the way"
+DROPPED = "entries of its stream were no frames of its own files, and were dropped"
 MAX_GENERATION = 2**31 - 1
-MAX_SOURCE_ID = 200
 MAX_REASON = 500
 MAX_SEGMENTS = 32
 BUSY_SHARE = 8
@@ -40,11 +40,15 @@ def no_hook(step: str) -> None:
 
 
 class Sealed(msgspec.Struct, frozen=True):
-    """One seal: the object's key, its size in bytes, how many frames it took, how many of them were bad."""
+    """One seal: the object's key, its size in bytes, how many entries were taken.
+
+    ``frames`` of them are in the object; ``bad`` were damaged: they are gaps there, or were dropped.
+    """
 
     lane: Lane
     key: str
     size: int
+    taken: int
     frames: int
     bad: int
 
@@ -63,7 +67,7 @@ def ready(status: LaneStatus, now: float, limits: settings.Seal, *, pressed: boo
         return True
     quiet = 1.0 - min(1.0, BUSY_SHARE * status.pending / full)
     wait = limits.min_age_s + quiet * max(0.0, limits.max_age_s - limits.min_age_s)
-    return now - max(status.opened, status.last_commit) >= wait
+    return now - status.waiting >= wait
 
 
 def seal(stream: Stream, store: Store, lane: Lane, limits: settings.Seal, *, at: Hook = no_hook) -> Sealed | None:
@@ -81,10 +85,11 @@ def seal(stream: Stream, store: Store, lane: Lane, limits: settings.Seal, *, at:
     if about is None:
         return None
     at("taken")
-    entries, dropped = checked(taken)
+    entries, dropped = checked(taken, lane.node)
+    dropped += max(0, claim.entries - len(taken))
     bad = dropped + sum(entry.frame.gap == DAMAGED_ON_THE_WAY for entry in entries)
     if bad:
-        _log.error("%s: %d of %d frames were damaged on the way", lane.name, bad, len(taken))
+        _log.error("%s: %d of %d frames were damaged on the way", lane.name, bad, claim.entries)
     report, described = about
     body, digest = segment.build({lane.name: _noted(report, dropped)}, _sources(lane, entries, described), entries)
     key = keys.segment_key(lane, claim.epoch, claim.first, claim.last, digest)
@@ -95,14 +100,17 @@ def seal(stream: Stream, store: Store, lane: Lane, limits: settings.Seal, *, at:
     if not stream.commit(claim, _ends(entries)):
         return None
     at("committed")
-    return Sealed(lane, key, len(body), len(entries), bad)
+    return Sealed(lane, key, len(body), claim.entries, len(entries), bad)
 
 
 def drain(stream: Stream, store: Store, lane: Lane, limits: settings.Seal, *, at: Hook = no_hook) -> int:
-    """Seal until nothing waits or another worker is at it; return the number of segments."""
+    """Seal what waits now, not what comes meanwhile, unless another worker is at it; return the number of segments."""
+    status = stream.status(lane)
+    left = status.entries if status is not None else 0
     count = 0
-    while seal(stream, store, lane, limits, at=at) is not None:
+    while left > 0 and (sealed := seal(stream, store, lane, limits, at=at)) is not None:
         count += 1
+        left -= max(1, sealed.taken)
     return count
 
 
@@ -120,34 +128,25 @@ def catch_up(stream: Stream, store: Store, lane: Lane, limits: settings.Seal, *,
     return count
 
 
-def checked(taken: Iterable[StreamEntry]) -> tuple[list[Entry], int]:
-    """Return the entries that may be archived, and how many were dropped.
+def checked(taken: Iterable[StreamEntry], node: str) -> tuple[list[Entry], int]:
+    """Return the entries of the node's lane that may be archived, and how many were dropped.
 
-    A frame that does not decode becomes a gap of the bytes that it claimed; one whose source,
-    generation or place cannot be is dropped, since not even a gap could be placed.
+    A frame that does not decode becomes a gap of the bytes that it claimed; one whose source is
+    not the node's own, or whose generation or place cannot be, is dropped: not even a gap could be placed.
     """
     kept: list[Entry] = []
     dropped = 0
     for entry in taken:
-        if _is_possible(entry):
+        if is_own(node, (entry.source, entry.generation)) and 0 <= entry.frame.offset < entry.frame.end <= MAX_OFFSET:
             kept.append(Entry(entry.source, entry.generation, _believable(entry.frame)))
         else:
             dropped += 1
     return kept, dropped
 
 
-def is_source_id(text: str) -> bool:
-    """Say whether a source may be called so: short, printable ASCII."""
-    return 0 < len(text) <= MAX_SOURCE_ID and text.isascii() and text.isprintable()
-
-
-def _is_possible(entry: StreamEntry) -> bool:
-    frame = entry.frame
-    return (
-        is_source_id(entry.source)
-        and 0 <= entry.generation <= MAX_GENERATION
-        and 0 <= frame.offset < frame.end <= MAX_OFFSET
-    )
+def is_own(node: str, name: tuple[str, int]) -> bool:
+    """Say whether a node may send text of that source and generation."""
+    return is_source_of(node, name[0]) and 0 <= name[1] <= MAX_GENERATION
 
 
 def _believable(frame: Frame) -> Frame:
@@ -181,8 +180,7 @@ def _sources(lane: Lane, entries: Iterable[Entry], described: dict[str, Source])
 def _noted(report: LaneReport, dropped: int) -> LaneReport:
     if not dropped:
         return report
-    note = f"{dropped} frames had no possible place and were dropped"
-    return msgspec.structs.replace(report, notes=(*report.notes, note))
+    return msgspec.structs.replace(report, notes=(*report.notes, f"{dropped} {DROPPED}"))
 
 
 def _ends(entries: Iterable[Entry]) -> dict[tuple[str, int], int]:

@@ -31,20 +31,26 @@ def level0(store: Store, run: RunKey) -> list[Shelved]:
     found = [(info, lane) for info in store.list(keys.live_prefix(run)) if (lane := _lane_of(info)) is not None]
     begun: dict[tuple[Lane, str], float] = {}
     for info, lane in found:
-        epoch = _epoch(info.key)
+        epoch = keys.epoch_of(info.key)
         begun[lane, epoch] = min(begun.get((lane, epoch), info.modified), info.modified)
-    found.sort(key=lambda pair: (pair[1], begun[pair[1], _epoch(pair[0].key)], pair[0].key))
+    found.sort(key=lambda pair: (pair[1], begun[pair[1], keys.epoch_of(pair[0].key)], pair[0].key))
     return [Shelved(info.key, info.size, lane) for info, lane in found]
 
 
 def read_index(store: Store, shelved: Shelved) -> segment.Index:
     """Read a segment's index by ranges from its end; raise DamagedError, NotFoundError."""
-    guess = min(shelved.size, segment.TAIL_GUESS)
-    tail = store.get_range(shelved.key, -guess, guess) if guess else b""
-    needed, _ = segment.index_span(tail, shelved.key)
-    if needed > len(tail):
-        tail = store.get_range(shelved.key, -needed, needed)
-    return segment.read_index(tail, shelved.key)
+    return segment.read_index(read_end(store, shelved.key, shelved.size), shelved.key)
+
+
+def read_end(store: Store, key: str, size: int = segment.TAIL_GUESS) -> bytes:
+    """Return a segment's last bytes with all of its index; a small segment's whole body.
+
+    ``size`` is the object's, where it is known. Raises DamagedError, NotFoundError.
+    """
+    guess = min(size, segment.TAIL_GUESS)
+    tail = store.get_range(key, -guess, guess) if guess else b""
+    needed, _ = segment.index_span(tail, key)
+    return tail if needed <= len(tail) else store.get_range(key, -needed, needed)
 
 
 def index_of(body: bytes, key: str) -> segment.Index:
@@ -67,17 +73,9 @@ def body_of(store: Store, shelved: Shelved) -> tuple[bytes, str]:
     """Return an object's bytes and their BLAKE3 (hex); a body that is not what its key says is logged."""
     body = store.get(shelved.key)
     digest = blake3.blake3(body).hexdigest()
-    if not digest.startswith(_digest_in(shelved.key)):
+    if not digest.startswith(keys.digest_in(shelved.key)):
         _log.error("%s: its bytes do not have the digest in its key", shelved.key)
     return body, digest
-
-
-def _digest_in(key: str) -> str:
-    return key.rpartition("/")[2].removesuffix(".seg").rpartition("-")[2]
-
-
-def _epoch(key: str) -> str:
-    return key.rpartition("/")[2].partition("-")[0]
 
 
 def _lane_of(info: ObjectInfo) -> Lane | None:

@@ -5,14 +5,13 @@ finds whatever they should have done; to decide (``decide``, pure) stands apart 
 (``Sweeper.plan``).
 """
 
-import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from trainarchive import nodes, sealing
-from trainarchive.errors import TrainarchiveError, UnavailableError
+from trainarchive.errors import DamagedError, TrainarchiveError, UnavailableError
 from trainarchive.finishing import FINISHED
 from trainarchive.nodes import ENDED_SEEN
 from trainarchive.run import Lane, LaneReport, RunKey
@@ -71,27 +70,18 @@ class Sweeper:
         return plan
 
     def _survey(self, now: float) -> list[LaneStatus]:
-        found = {lane: status for lane in set(self._stream.lanes()) if (status := self._status(lane, now)) is not None}
-        self._archived = {
-            lane: kept
-            if (kept := self._archived.get(lane)) is not None and now < kept[0]
-            else (now + REMEMBER_S, status)
-            for lane, status in found.items()
-            if status.state is State.ARCHIVED
-        }
+        lanes = set(self._stream.lanes())
+        kept = {lane: known for lane, known in self._archived.items() if lane in lanes and now < known[0]}
+        found = {lane: status for lane, (_, status) in kept.items()}
+        for lane, status in self._stream.statuses(sorted(lanes - found.keys())):
+            if isinstance(status, DamagedError):
+                _log.error("%s", status)
+            elif status is not None:
+                found[lane] = status
+                if status.state is State.ARCHIVED:
+                    kept[lane] = now + REMEMBER_S, status
+        self._archived = kept
         return [found[lane] for lane in sorted(found)]
-
-    def _status(self, lane: Lane, now: float) -> LaneStatus | None:
-        kept = self._archived.get(lane)
-        if kept is not None and now < kept[0]:
-            return kept[1]
-        try:
-            return self._stream.status(lane)
-        except UnavailableError:
-            raise
-        except TrainarchiveError as error:
-            _log.error("%s", error)
-            return None
 
     def _report(self, lane: Lane) -> LaneReport | None:
         try:
@@ -128,7 +118,7 @@ def to_look(lanes: Iterable[LaneStatus], now: float, config: Settings) -> list[L
             wanted.append(lane)
         elif status.state is State.OPEN and ENDED_SEEN not in status.control:
             quiet = now - max(status.opened, status.last_append) >= config.finish.deadline_s
-            if quiet and now - _moment(status.control.get(LOOKED, "")) >= LOOK_EVERY_S:
+            if quiet and now - nodes.moment(status.control.get(LOOKED, ""), 0.0, now) >= LOOK_EVERY_S:
                 wanted.append(lane)
     return wanted
 
@@ -152,42 +142,26 @@ def decide(
         seals=tuple(status.lane for status in sorted(waiting, key=lambda status: (-status.pending, status.lane))),
         finishes=tuple(run for run, found in runs.items() if _is_due(found, reports, now, config)),
         reaps=tuple(run for run, found in runs.items() if _is_old(found, now, config)),
-        ended=tuple(s.lane for s in lanes if ENDED_SEEN not in s.control and _has_ended(s, reports)),
-        looked=tuple(s.lane for s in held if s.lane in reports and not _has_ended(s, reports)),
+        ended=tuple(s.lane for s in lanes if ENDED_SEEN not in s.control and nodes.has_ended(s, reports.get(s.lane))),
+        looked=tuple(s.lane for s in held if s.lane in reports and not nodes.has_ended(s, reports[s.lane])),
         press=tuple(s.lane for s in held if pressed and s.control.get(PRESSURE) != "1"),
         ease=tuple(s.lane for s in lanes if ratio <= stop * EASE and s.control.get(PRESSURE) == "1"),
     )
 
 
-def _has_ended(status: LaneStatus, reports: Mapping[Lane, LaneReport]) -> bool:
-    report = reports.get(status.lane)
-    return status.state is State.DRAINED or (
-        status.state is State.OPEN and report is not None and (report.drained or report.job.ended > 0)
-    )
-
-
 def _is_due(lanes: Sequence[LaneStatus], reports: Mapping[Lane, LaneReport], now: float, config: Settings) -> bool:
-    """Say whether a run should be finished: all its nodes are done and sealed, or the deadline has passed."""
-    held = [status for status in lanes if status.state is not State.ARCHIVED]
-    # A mark that a node got in an earlier life of its lane still counts: the run had ended then.
-    moments = [
-        _moment(status.control.get(ENDED_SEEN, ""), now)
-        for status in held
-        if ENDED_SEEN in status.control or _has_ended(status, reports)
-    ]
-    if not moments:
-        return False
-    late = now >= min(moments) + config.finish.deadline_s
+    """Say whether a run should be finished: all its nodes are done and sealed, or it is late."""
+    late = nodes.is_late(((status, reports.get(status.lane)) for status in lanes), now, config.finish)
     if not late and not _all_done(lanes, reports):
         return False
-    return any(_has_news(status, now, config) for status in held)
+    return any(_has_news(status, now, config) for status in lanes if status.state is not State.ARCHIVED)
 
 
 def _all_done(lanes: Sequence[LaneStatus], reports: Mapping[Lane, LaneReport]) -> bool:
     busy = {status.lane.node for status in lanes if status.state is State.OPEN or status.entries}
     done = {status.lane.node for status in lanes} - busy
-    expected = nodes.expected(reports[status.lane] for status in lanes if status.lane in reports)
-    return not busy and done.issuperset(expected)
+    told = [reports[status.lane] for status in lanes if status.lane in reports]
+    return not busy and done.issuperset(nodes.expected(told)) and len(done) >= nodes.number(told)
 
 
 def _has_news(status: LaneStatus, now: float, config: Settings) -> bool:
@@ -195,7 +169,7 @@ def _has_news(status: LaneStatus, now: float, config: Settings) -> bool:
     state, _, when = status.control.get(FINISHED, "").partition(" ")
     if state != status.state:
         return True
-    finished = _moment(when)
+    finished = nodes.moment(when, 0.0, now)
     if now < finished + config.finish.deadline_s:
         return status.state is State.DRAINED and max(status.last_append, status.last_commit) > finished
     return status.state is State.DRAINED or max(status.last_append, status.last_commit) > finished
@@ -204,9 +178,3 @@ def _has_news(status: LaneStatus, now: float, config: Settings) -> bool:
 def _is_old(lanes: Sequence[LaneStatus], now: float, config: Settings) -> bool:
     last = max(max(status.opened, status.last_commit) for status in lanes)
     return all(status.state is State.ARCHIVED for status in lanes) and now >= last + config.finish.keep_level0_s
-
-
-def _moment(text: str, otherwise: float = 0.0) -> float:
-    with contextlib.suppress(ValueError):
-        return float(text)
-    return otherwise

@@ -60,20 +60,32 @@ def command(obj: object, concurrency: int | None, queues: tuple[str, ...], beat:
     # Before anything is started, so that no moment is left in which a signal would leave it behind.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    arguments = [
-        "--quiet",
-        "worker",
-        f"--concurrency={concurrency or settings.worker.concurrency}",
-        f"--loglevel={log_level}",
-        f"--hostname=trainarchive-{os.getpid()}@%h",
-        "--without-gossip",
-        "--without-mingle",
-        "--without-heartbeat",
-        *([f"--queues={','.join(queues)}"] if queues else []),
-        *(["--beat"] if beat else []),
-    ]
+    commands = _commands(concurrency or settings.worker.concurrency, queues, log_level, beat=beat)
     with _embedded(settings) as redis:
-        _supervise(arguments, _environment(settings, config), redis, stopped)
+        _supervise([_Celery(each, _environment(settings, config)) for each in commands], redis, stopped)
+
+
+def _commands(concurrency: int, queues: tuple[str, ...], log_level: str, *, beat: bool) -> list[list[str]]:
+    """Return the arguments of each Celery that is started.
+
+    Where all queues are served, half of the processes only seal: finishing runs may take many
+    minutes, and what nodes send has to go on. (Celery cannot keep processes for a queue.)
+    """
+    shares = {"finish,bulk": max(1, concurrency // 2), "seal": max(1, concurrency - concurrency // 2)}
+    if queues:
+        shares = {",".join(queues): concurrency}
+    common = [f"--loglevel={log_level}", "--without-gossip", "--without-mingle", "--without-heartbeat"]
+    found = [
+        [
+            *("--quiet", "worker", f"--queues={served}", f"--concurrency={share}"),
+            f"--hostname=trainarchive-{os.getpid()}-{served.replace(',', '-')}@%h",
+            *common,
+        ]
+        for served, share in shares.items()
+    ]
+    if beat:
+        found[-1].append("--beat")
+    return found
 
 
 def _environment(settings: Settings, config: Path | None) -> dict[str, str]:
@@ -94,35 +106,24 @@ def _embedded(settings: Settings) -> Iterator[Embedded | None]:
         yield redis
 
 
-def _supervise(
-    arguments: list[str], environment: Mapping[str, str], redis: Embedded | None, stopped: threading.Event
-) -> None:
-    """Keep one Celery and the embedded Redis alive until told to stop.
+def _supervise(celeries: list["_Celery"], redis: Embedded | None, stopped: threading.Event) -> None:
+    """Keep all Celeries and the embedded Redis alive until told to stop.
 
-    Raise UnavailableError where Celery ends before it was ready even once: then its settings or
+    Raise UnavailableError where one ends before it was ready even once: then its settings or
     its installation are broken, and trying again would only hide it.
     """
     ready = False
-    wait_s = 1.0
-    while not stopped.is_set():
-        began = time.monotonic()
-        child = _Child(arguments, environment)
-        try:
-            while not stopped.is_set() and child.status is None:
-                if not ready and child.is_ready():
-                    ready = True
-                    click.echo("trainarchive worker is ready")
-                _look_after(redis)
-                stopped.wait(LOOK_EVERY_S if ready else LOOK_EVERY_S / 20)
-        finally:
-            status = child.end()
-        if stopped.is_set():
-            return
-        if not ready:
-            raise UnavailableError(f"Celery ended with status {status} before it was ready", hint="see its words above")
-        wait_s = 1.0 if time.monotonic() - began > RESTART_MAX_S else min(2 * wait_s, RESTART_MAX_S)
-        _log.error("Celery ended by itself with status %s; it is started again in %.0f s", status, wait_s)
-        stopped.wait(wait_s)
+    try:
+        while not stopped.is_set():
+            for each in celeries:
+                each.look_after()
+            if not ready and all(each.ready for each in celeries):
+                ready = True
+                click.echo("trainarchive worker is ready")
+            _look_after(redis)
+            stopped.wait(LOOK_EVERY_S if ready else LOOK_EVERY_S / 20)
+    finally:
+        _end([each.child for each in celeries if each.child is not None])
 
 
 def _look_after(redis: Embedded | None) -> None:
@@ -133,6 +134,36 @@ def _look_after(redis: Embedded | None) -> None:
         redis.restart()
     except TrainarchiveError as error:
         _log.error("%s", error)
+
+
+class _Celery:
+    """One Celery that is kept alive: started again, ever more slowly, when it ends by itself."""
+
+    def __init__(self, arguments: list[str], environment: Mapping[str, str]) -> None:
+        self.child: _Child | None = None
+        self.ready = False
+        self._arguments = arguments
+        self._environment = environment
+        self._began = self._start_at = 0.0
+        self._wait_s = 1.0
+
+    def look_after(self) -> None:
+        """Start it where it does not run; raise UnavailableError where it ended without ever being ready."""
+        now = time.monotonic()
+        if self.child is None:
+            if now >= self._start_at:
+                self._began = now
+                self.child = _Child(self._arguments, self._environment)
+            return
+        self.ready = self.ready or self.child.is_ready()
+        if self.child.status is None:
+            return
+        status, self.child = self.child.kill(), None
+        if not self.ready:
+            raise UnavailableError(f"Celery ended with status {status} before it was ready", hint="see its words above")
+        self._wait_s = 1.0 if now - self._began > RESTART_MAX_S else min(2 * self._wait_s, RESTART_MAX_S)
+        self._start_at = now + self._wait_s
+        _log.error("Celery ended by itself with status %s; it is started again in %.0f s", status, self._wait_s)
 
 
 class _Child:
@@ -163,18 +194,33 @@ class _Child:
         readable, _, _ = select.select([self._ready], [], [], 0)
         return bool(readable) and os.read(self._ready, 1) == b"1"
 
-    def end(self) -> int:
-        """End it in bounded time (with a dead broker its own warm shutdown hangs); return its status."""
-        for number, seconds in ((signal.SIGTERM, WARM_S), (signal.SIGQUIT, COLD_S), (signal.SIGKILL, None)):
-            if self.status is not None:
-                break
-            if number is signal.SIGKILL:
-                _log.warning("Celery does not end; it is killed, and its work left to the next worker")
-            self._process.send_signal(number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(seconds)
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, unless it has ended."""
+        self._process.send_signal(number)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for its end, for so long at most."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, seconds))
+
+    def kill(self) -> int:
+        """End it and all that belongs to it now, if it has not ended; return its status."""
         # Its pool processes die with it, by the kernel; those of a session that is empty need nothing.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         os.close(self._ready)
         return self._process.wait()
+
+
+def _end(children: list[_Child]) -> None:
+    """End all in bounded time: with a dead broker Celery's own warm shutdown hangs."""
+    for number, seconds in ((signal.SIGTERM, WARM_S), (signal.SIGQUIT, COLD_S)):
+        until = time.monotonic() + seconds
+        for child in children:
+            child.signal(number)
+        for child in children:
+            child.wait(until - time.monotonic())
+    for child in children:
+        if child.status is None:
+            _log.warning("Celery does not end; it is killed, and its work left to the next worker")
+        child.kill()
