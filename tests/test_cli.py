@@ -7,6 +7,7 @@ import pty
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from blake3 import blake3
 from click.testing import CliRunner, Result
 
 from trainarchive import __version__, cli, keys, manifest, segment
-from trainarchive.cli import EPILOG, VERBS, output
+from trainarchive.cli import EPILOG, VERBS, output, show
 from trainarchive.errors import TrainarchiveError
 from trainarchive.frame import Framer, gap_frame
 from trainarchive.manifest import Generation, Manifest, NodeEntry, Part, SourceEntry, Span
@@ -316,13 +317,13 @@ def test_a_terminal_without_the_characters(home: Path) -> None:
 
 
 def test_ls(home: Path) -> None:
-    """``ls`` lists runs with state, times and sizes, and says where Redis is missing."""
+    """``ls`` lists runs with state, times and sizes, without a note where nothing is unfinished and no worker runs."""
     assert run("ls").stdout == "no runs\n"
     put_run(home, 123, gap=True)
     put_run(home, 124, cluster="d")
     shown = run("ls")
     assert shown.exit_code == 0
-    assert "may be missing" in shown.stderr
+    assert shown.stderr == ""
     rows = [line.split() for line in shown.stdout.splitlines()]
     assert rows[0] == ["RUN", "STATE", "USER", "STARTED", "ENDED", "NODES", "RANKS", "FILES", "SIZE", "MISSING"]
     assert {row[0]: (row[1], row[2], row[7:]) for row in rows[1:]} == {
@@ -334,6 +335,94 @@ def test_ls(home: Path) -> None:
     short = run("ls", "--limit", "1")
     assert len(short.stdout.splitlines()) == 2
     assert "--limit" in short.stderr
+
+
+def put_segment(home: Path, job: int, body: bytes | None = None) -> str:
+    """Store a level-0 segment of a run that has no manifest, or ``body`` in its place, and return its key."""
+    lane = Lane(RunKey("c", job), "n1", "t1")
+    source = msgspec.convert({"id": "n1-a", "node": "n1", "kind": "task", "path": "/a", "rank": 0}, Source)
+    made, digest = segment.build(
+        {lane.name: LaneReport(Job(1000))}, {source.id: source}, [Entry("n1-a", 0, Framer().frame(0, b"so far", 1, 1))]
+    )
+    key = keys.segment_key(lane, "e", "1-0" if body is None else "2-0", "3-0", digest)
+    LocalStore(str(home / "store")).put(key, made if body is None else body)
+    return key
+
+
+def test_without_a_worker(home: Path) -> None:
+    """Where the worker ended, in order or not, archived runs need no Redis and bring no note; others bring one."""
+    put_run(home)
+    (home / "redis").mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(home / "redis" / "redis.sock"))
+    for words in (("ls",), ("show", "123"), ("fetch", "123")):
+        shown = run(*words)
+        assert (shown.exit_code, shown.stderr) == (0, "")
+    put_segment(home, 124)
+    for words in (("ls",), ("show", "124")):
+        assert "no worker is running" in run(*words).stderr
+    assert run("fetch", "123").stderr == ""
+
+
+@pytest.mark.parametrize("url", ["", "unix:///nonexistent/redis.sock"])
+def test_fetch_of_an_unfinished_run_without_redis(home: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """What is sealed of a run without books is fetched, and that there may be more is one line and status 5."""
+    put_run(home)
+    put_segment(home, 124)
+    monkeypatch.setenv("TRAINARCHIVE_LOG_URL", url)
+    done = run("fetch", "124")
+    assert done.exit_code == 5
+    assert re.search(r"c/124.0: not archived yet: .*job-124.* may be missing: .*fetch again", done.stderr)
+    assert len(done.stderr.splitlines()) == 2, "and that it runs"
+    assert Path("job-124/n1/a").read_bytes() == b"so far"
+    told = run("fetch", "124", "--json")
+    assert told.exit_code == 5
+    assert json.loads(told.stdout)["unanswered"]
+    assert run("fetch", "123").exit_code == 0
+    assert run("fetch", "999").exit_code == (5 if url else 3)
+
+
+def test_fetch_of_segments_that_cannot_be_read(home: Path) -> None:
+    """Each segment that nobody can read is named, and the status is 6."""
+    put_segment(home, 124)
+    bad = put_segment(home, 124, b"rubbish")
+    done = run("fetch", "124")
+    assert done.exit_code == 6
+    assert f"c/124.0: {bad}: " in done.stderr
+    assert "1 of its objects cannot be read" in done.stderr
+    assert Path("job-124/n1/a").read_bytes() == b"so far"
+    assert bad in run("show", "124").stderr
+
+
+def test_a_manifest_that_cannot_be_read(home: Path) -> None:
+    """A manifest that is rubbish takes no other run out of ``ls``; its own run is fetched as far as it goes, with 6."""
+    put_run(home, 123)
+    put_run(home, 124)
+    bad = keys.manifest_key(RunKey("c", 124), 1)
+    LocalStore(str(home / "store")).put(bad, b"rubbish")
+    shown = run("ls")
+    assert shown.exit_code == 0
+    assert {line.split()[0]: line.split()[1] for line in shown.stdout.splitlines()[1:]} == {
+        "c/123.0": "FAILED",
+        "c/124.0": "DAMAGED",
+    }
+    assert shown.stderr.startswith(f"trainarchive: {bad}: ")
+    done = run("fetch", "124")
+    assert done.exit_code == 6
+    assert bad in done.stderr
+    assert bad in run("show", "124").stderr
+
+
+def test_clock() -> None:
+    """The clock's offset is shown with its error where that was measured, small ones to a hundredth."""
+
+    def shown(skew_s: float, error_s: float) -> str:
+        return show._skew(NodeEntry("n1", "open", ("t1",), LaneReport(Job(1), skew_s=skew_s, skew_error_s=error_s)))
+
+    assert shown(0.5, 0.001) == "+500.0 ms ± 1.0"
+    assert shown(0.0001, 0.00005) == "+0.10 ms ± 0.05"
+    assert shown(0.0, 0.0002) == "+0.0 ms ± 0.2"
+    assert shown(0.0, 0.0) == ""
 
 
 def test_show(home: Path) -> None:
@@ -469,9 +558,9 @@ def test_fetch_of_a_running_job(home: Path, stream: Stream, redis_url: str, monk
     """Of a running job what there is so far is fetched, which is a success and said on standard error."""
     monkeypatch.setenv("TRAINARCHIVE_LOG_URL", redis_url)
     lane = Lane(RunKey("c", 77), "n1", "t1")
-    source = msgspec.convert({"id": "s", "node": "n1", "kind": "task", "path": "/a", "rank": 0}, Source)
+    source = msgspec.convert({"id": "n1-s", "node": "n1", "kind": "task", "path": "/a", "rank": 0}, Source)
     stream.open(lane, LaneReport(Job(1000, "ada", started=1.0)), [source])
-    stream.append([Append(lane, "s", 0, [Framer().frame(0, b"so far", 1, 1)])])
+    stream.append([Append(lane, "n1-s", 0, [Framer().frame(0, b"so far", 1, 1)])])
     done = run("fetch", "77")
     assert done.exit_code == 0
     assert "still running: 6 bytes so far" in done.stderr

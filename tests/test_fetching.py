@@ -18,7 +18,7 @@ from trainarchive.fetching.naming import DAMAGED, GAPS, MANIFEST, Name, damaged_
 from trainarchive.frame import Framer, gap_frame
 from trainarchive.manifest import Generation, Manifest, NodeEntry, Part, SourceEntry, Span
 from trainarchive.reading import RunView, find
-from trainarchive.run import Gap, Kind, RunKey, Source, path_fields
+from trainarchive.run import Gap, Kind, Lane, RunKey, Source, path_fields
 from trainarchive.segment import Entry
 from trainarchive.store.contract import Store
 from trainarchive.store.memory import MemoryStore
@@ -330,6 +330,43 @@ def test_a_lost_frame_is_damage(tmp_path: Path) -> None:
     (file,) = fetched(view, tmp_path).files
     assert (file.status, file.bytes) == ("damaged", 150_000)
     assert file.reason.startswith("bytes 100000-200000: ")
+
+
+def test_a_path_that_cannot_be_read(tmp_path: Path) -> None:
+    """A source whose path is no base64 gets a safe name and is told as damaged; all the others are fetched."""
+    bad = msgspec.structs.replace(source("s2", b"/../b\n"), path_base64="!!not base64")
+    view = view_of(
+        (source("s1", b"/a"), [[b"first"]]), (bad, [[b"whole all the same"]]), (source("s3", b"/c"), [[b"third"]])
+    )
+    copied = fetched(view, tmp_path)
+    assert text_of(tmp_path) == {b"n1/a": b"first", b"n1/__/b\n.damaged": b"whole all the same", b"n1/c": b"third"}
+    (file,) = copied.damaged
+    assert "path_base64" in file.reason
+    assert [file.path for file in fetched(view, tmp_path).damaged] == [file.path], "and so it is the next time"
+
+
+def test_objects_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    """What a run has in objects that nobody can read stands in GAPS.txt and in the result."""
+    store = MemoryStore()
+    put_run(store, [(source("n1-a", b"/a"), [[b"text"]])])
+    key = keys.segment_key(Lane(RUN, "n1", "t1"), "e", "1-0", "2-0", "0" * 32)
+    store.put(key, b"rubbish")
+    (view,) = find(store, None, "123")
+    copied = fetched(view, tmp_path)
+    assert [what.partition(": ")[0] for what in copied.damaged_objects] == [key]
+    assert key in (tmp_path / "GAPS.txt").read_text()
+    assert text_of(tmp_path) == {b"n1/a": b"text"}
+
+
+def test_the_manifest_can_be_shown_on_a_terminal(tmp_path: Path) -> None:
+    """No control character, C1 ones and text direction marks neither, stands in manifest.json as it is."""
+    path = "/a\x1b[2J\x9b31m\u202e\U000e0001\u00fc".encode()
+    view = view_of((source("s1", path), [[b"x"]]))
+    fetched(view, tmp_path)
+    text = (tmp_path / "manifest.json").read_text(encoding="utf-8")
+    assert all(char.isprintable() or char == "\n" for char in text)
+    assert "\u00fc" in text, "what prints stays as it is"
+    assert msgspec.json.decode(text, type=Manifest) == view.manifest
 
 
 # -- hostile surroundings ----------------------------------------------------------------------

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainarchive import keys, manifest, sealing, segment
-from trainarchive.errors import NotFoundError, TrainarchiveError, UnavailableError
+from trainarchive.coverage import Text
+from trainarchive.errors import DamagedError, NotFoundError, TrainarchiveError, UnavailableError
 from trainarchive.frame import Frame, Framer, gap_frame
 from trainarchive.manifest import Generation, Manifest, NodeEntry, Part, SourceEntry, Span
 from trainarchive.reading import DAMAGED, BadReferenceError, RunView, Wanted, find, recent
-from trainarchive.reading.objects import Objects
-from trainarchive.reading.pieces import Piece, piece_of, read
+from trainarchive.reading.objects import THREADS, Objects
+from trainarchive.reading.pieces import Copies
 from trainarchive.reading.reference import parse
 from trainarchive.run import Gap, Job, Kind, Lane, LaneReport, RunKey, Source
 from trainarchive.segment import Entry
@@ -32,7 +33,7 @@ TOKEN = "t100"
 LIMITS = Seal(segment_mib=1)
 
 
-def source(name: str = "s1", node: str = "n1", **fields: object) -> Source:
+def source(name: str = "n1-a", node: str = "n1", **fields: object) -> Source:
     """Make a source; its path follows its name unless one is given."""
     return msgspec.convert({"id": name, "node": node, "kind": "task", "path": f"/logs/{name}.out", **fields}, Source)
 
@@ -109,11 +110,11 @@ def put_manifest(  # noqa: PLR0913 (a manifest has many fields, and tests name t
 def archive(store: Store, run: RunKey = RUN, text: bytes = b"hello\n", token: str = TOKEN, **more: object) -> None:
     """Store a finished run of one source."""
     one = source(**more)  # type: ignore[arg-type] # fields of Source
-    key = put_segment(store, lane(run, token=token), [one], entries("s1", text))
+    key = put_segment(store, lane(run, token=token), [one], entries("n1-a", text))
     put_manifest(store, run, [SourceEntry(one, (generation(text),))], [key], token=token)
 
 
-def content(view: RunView, name: str = "s1", number: int = 0) -> tuple[bytes, list[Gap]]:
+def content(view: RunView, name: str = "n1-a", number: int = 0) -> tuple[bytes, list[Gap]]:
     """Read all of a generation: its bytes, and its gaps."""
     items = list(view.chunks(name, number))
     return b"".join(item for item in items if isinstance(item, bytes)), [
@@ -230,10 +231,10 @@ def test_run_keys_are_names(job: int, attempt: int, generation: int) -> None:
 def test_archived_bytes() -> None:
     """An archived generation comes out byte for byte, over several objects, its own and no other's."""
     store = MemoryStore()
-    one, other = source(), source("s2")
+    one, other = source(), source("n1-b")
     text, noise = bytes(range(256)) * 40, b"noise" * 2000
-    first = put_segment(store, lane(), [one, other], [*entries("s1", text[:5000]), *entries("s2", noise)], 1)
-    second = put_segment(store, lane(), [one], entries("s1", text[5000:], start=5000), 2)
+    first = put_segment(store, lane(), [one, other], [*entries("n1-a", text[:5000]), *entries("n1-b", noise)], 1)
+    second = put_segment(store, lane(), [one], entries("n1-a", text[5000:], start=5000), 2)
     put_manifest(
         store, RUN, [SourceEntry(one, (generation(text),)), SourceEntry(other, (generation(noise),))], [first, second]
     )
@@ -241,7 +242,7 @@ def test_archived_bytes() -> None:
     assert not view.running
     assert view.notes == ()
     assert content(view) == (text, [])
-    assert content(view, "s2") == (noise, [])
+    assert content(view, "n1-b") == (noise, [])
 
 
 def test_only_ranges_of_the_source_are_read(tmp_path: Path) -> None:
@@ -249,10 +250,11 @@ def test_only_ranges_of_the_source_are_read(tmp_path: Path) -> None:
     store = Passing(LocalStore(str(tmp_path)))
     framer = Framer()
     noise = [
-        Entry("a", 0, framer.frame(at, blake3(b"%d" % at).digest(100_000), 1, 1)) for at in range(0, 5_000_000, 100_000)
+        Entry("n1-c", 0, framer.frame(at, blake3(b"%d" % at).digest(100_000), 1, 1))
+        for at in range(0, 5_000_000, 100_000)
     ]
-    one = source("s1")
-    key = put_segment(store, lane(), [source("a"), one], [*noise, *entries("s1", b"x" * 5000)])
+    one = source("n1-a")
+    key = put_segment(store, lane(), [source("n1-c"), one], [*noise, *entries("n1-a", b"x" * 5000)])
     put_manifest(store, RUN, [SourceEntry(one, (generation(b"x" * 5000),))], [key])
     (view,) = find(store, None, "123")
     assert content(view) == (b"x" * 5000, [])
@@ -265,13 +267,13 @@ def test_generations_apart() -> None:
     """Generations of one source are read apart."""
     store = MemoryStore()
     one = source()
-    key = put_segment(store, lane(), [one], [*entries("s1", b"old"), *entries("s1", b"new text", generation=1)])
+    key = put_segment(store, lane(), [one], [*entries("n1-a", b"old"), *entries("n1-a", b"new text", generation=1)])
     put_manifest(store, RUN, [SourceEntry(one, (generation(b"old"), generation(b"new text", number=1)))], [key])
     (view,) = find(store, None, "123")
     assert content(view)[0] == b"old"
     assert content(view, number=1)[0] == b"new text"
     with pytest.raises(NotFoundError):
-        list(view.chunks("s1", 2))
+        list(view.chunks("n1-a", 2))
 
 
 def test_gaps_have_their_reason() -> None:
@@ -280,14 +282,14 @@ def test_gaps_have_their_reason() -> None:
     one = source()
     lost = Gap(0, 3, 10, "spool full")
     frames = [
-        *entries("s1", b"abc"),
-        Entry("s1", 0, gap_frame(3, 10, 1, 1, "spool full")),
-        *entries("s1", b"def", start=10),
+        *entries("n1-a", b"abc"),
+        Entry("n1-a", 0, gap_frame(3, 10, 1, 1, "spool full")),
+        *entries("n1-a", b"def", start=10),
     ]
     key = put_segment(store, lane(), [one], frames)
     put_manifest(store, RUN, [SourceEntry(one, (generation(b"abcdef", gaps=(lost,)),))], [key])
     (view,) = find(store, None, "123")
-    assert list(view.chunks("s1", 0)) == [b"abc", lost, b"def"]
+    assert list(view.chunks("n1-a", 0)) == [b"abc", lost, b"def"]
 
 
 def test_damaged_frame_is_told_and_the_rest_is_given() -> None:
@@ -295,7 +297,7 @@ def test_damaged_frame_is_told_and_the_rest_is_given() -> None:
     store = MemoryStore()
     one = source()
     text = bytes(range(250)) * 12
-    key = put_segment(store, lane(), [one], entries("s1", text))
+    key = put_segment(store, lane(), [one], entries("n1-a", text))
     body = bytearray(store.get(key))
     index = segment.read_index(bytes(body), key)
     body[index.frames[1].at + index.frames[1].size // 2] ^= 0xFF
@@ -313,8 +315,8 @@ def test_another_copy_stands_in_for_a_damaged_one() -> None:
     store = MemoryStore()
     one = source()
     text = bytes(range(250)) * 12
-    first = put_segment(store, lane(), [one], entries("s1", text), 1)
-    second = put_segment(store, lane(), [one], entries("s1", text[500:], start=500), 2)
+    first = put_segment(store, lane(), [one], entries("n1-a", text), 1)
+    second = put_segment(store, lane(), [one], entries("n1-a", text[500:], start=500), 2)
     body = bytearray(store.get(first))
     index = segment.read_index(bytes(body), first)
     body[index.frames[1].at + index.frames[1].size // 2] ^= 0xFF
@@ -329,8 +331,8 @@ def test_a_lost_object_is_a_gap(what: str) -> None:
     """An object that is gone for good, cut off or garbage is told as damage; the others are read."""
     store = MemoryStore()
     one = source()
-    first = put_segment(store, lane(), [one], entries("s1", b"a" * 1500), 1)
-    second = put_segment(store, lane(), [one], entries("s1", b"b" * 1500, start=1500), 2)
+    first = put_segment(store, lane(), [one], entries("n1-a", b"a" * 1500), 1)
+    second = put_segment(store, lane(), [one], entries("n1-a", b"b" * 1500, start=1500), 2)
     put_manifest(store, RUN, [SourceEntry(one, (generation(b"a" * 1500 + b"b" * 1500),))], [first, second])
     if what == "gone":
         store.delete(first)
@@ -348,13 +350,13 @@ def test_a_part_replaced_meanwhile() -> None:
     store = MemoryStore()
     one = source()
     text = blake3(b"seed").digest(600_000)
-    frames = entries("s1", text, cut=100_000)
+    frames = entries("n1-a", text, cut=100_000)
     old = [put_segment(store, lane(), [one], frames[:3], 1), put_segment(store, lane(), [one], frames[3:], 2)]
     put_manifest(store, RUN, [SourceEntry(one, (generation(text),))], old)
     (view,) = find(store, None, "123")
-    chunks = view.chunks("s1", 0)
+    chunks = view.chunks("n1-a", 0)
     first = next(chunks)
-    body, digest = segment.build({}, {"s1": one}, frames)
+    body, digest = segment.build({}, {"n1-a": one}, frames)
     part = keys.part_key(RUN, digest)
     store.put(part, body)
     put_manifest(store, RUN, [SourceEntry(one, (generation(text),))], [part], number=2, replaces=old)
@@ -363,6 +365,39 @@ def test_a_part_replaced_meanwhile() -> None:
     assert isinstance(first, bytes)
     rest = [item for item in chunks if isinstance(item, bytes)]
     assert b"".join([first, *rest]) == text
+
+
+def test_parts_replaced_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader goes on however often what it reads is replaced; only what nothing replaces is lost."""
+    monkeypatch.setattr("trainarchive.reading.pieces.WINDOW", 0)
+    store = MemoryStore()
+    text = blake3(b"seed").digest(800_000)
+    frames = entries("n1-a", text, cut=100_000)
+    old = ""
+
+    def replace(number: int) -> None:
+        nonlocal old
+        body, digest = segment.build({}, {"n1-a": source(rank=number)}, frames)
+        part = keys.part_key(RUN, digest)
+        store.put(part, body)
+        put_manifest(store, RUN, [SourceEntry(source(), (generation(text),))], [part], number=number)
+        if old:
+            store.delete(old)
+        old = part
+
+    replace(1)
+    (view,) = find(store, None, "123")
+    chunks = view.chunks("n1-a", 0)
+    got = [next(chunks)]
+    for number in range(2, 6):
+        replace(number)
+        got.append(next(chunks))
+    assert b"".join(item for item in got if isinstance(item, bytes)) == text[:500_000]
+    store.delete(old)
+    (gap,) = chunks
+    assert isinstance(gap, Gap)
+    assert (gap.start, gap.end) == (500_000, 800_000)
+    assert gap.reason.startswith(DAMAGED)
 
 
 TEXT = bytes(range(256)) * 2
@@ -379,7 +414,8 @@ TEXT = bytes(range(256)) * 2
 def test_pieces_in_any_arrangement(layout: list[tuple[int, int, str]], start: int) -> None:
     """However pieces overlap, leave holes, are gaps or are damaged: each byte once, in order, or in a gap."""
     framer = Framer()
-    pieces: list[Piece] = []
+    copies = Copies(Text(("n1-a", 3)), Objects(MemoryStore()))
+    end = 0
     have: set[int] = set()
     for offset, length, kind in layout:
         raw = TEXT[offset : min(offset + length, len(TEXT))]
@@ -390,12 +426,11 @@ def test_pieces_in_any_arrangement(layout: list[tuple[int, int, str]], start: in
             frame = Frame(offset, frame.length, 1, 1, frame.data[:-1])
         else:
             have |= set(range(offset, frame.end))
-        pieces.append(piece_of(frame))
-    end = max((piece.end for piece in pieces), default=0)
-    pieces.sort(key=lambda piece: (piece.offset, -piece.end))
+        copies.add_waiting(frame)
+        end = max(end, frame.end)
     position = start
     last: Gap | None = None
-    for item in read(pieces, Objects(MemoryStore()), generation=3, start=start, end=None, lost=frozenset()):
+    for item in copies.read(start, None):
         if isinstance(item, Gap):
             assert item.start == position < item.end
             assert not have & set(range(item.start, item.end))
@@ -414,16 +449,10 @@ def test_a_frame_that_claims_a_gigabyte() -> None:
     bomb = Framer()._compressor.compress(b"\0" * (1 << 28))
     tracemalloc.start()
     try:
-        list(
-            read(
-                [piece_of(Frame(0, 1000, 1, 1, bomb))],
-                Objects(MemoryStore()),
-                generation=0,
-                start=0,
-                end=None,
-                lost=frozenset(),
-            )
-        )
+        copies = Copies(Text(("n1-a", 0)), Objects(MemoryStore()))
+        copies.add_waiting(Frame(0, 1000, 1, 1, bomb))
+        (gap,) = copies.read(0, None)
+        assert isinstance(gap, Gap)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -441,7 +470,7 @@ def test_memory_does_not_follow_size(tmp_path: Path) -> None:
             store,
             lane(),
             [one],
-            [Entry("s1", 0, framer.frame(at, block, 1, 1)) for at in range(start, start + 8_000_000, 250_000)],
+            [Entry("n1-a", 0, framer.frame(at, block, 1, 1)) for at in range(start, start + 8_000_000, 250_000)],
             number,
         )
         for number, start in enumerate(range(0, 64_000_000, 8_000_000))
@@ -450,11 +479,55 @@ def test_memory_does_not_follow_size(tmp_path: Path) -> None:
     (view,) = find(store, None, "123")
     tracemalloc.start()
     try:
-        assert sum(len(item) for item in view.chunks("s1", 0) if isinstance(item, bytes)) == 64_000_000
+        assert sum(len(item) for item in view.chunks("n1-a", 0) if isinstance(item, bytes)) == 64_000_000
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak < 16_000_000
+
+
+def test_memory_does_not_follow_the_number_of_frames(tmp_path: Path) -> None:
+    """Of a text in very many small frames a row each is held, and only a few indexes at once."""
+    store = LocalStore(str(tmp_path))
+    framer, each, count = Framer(), 5_000, 4
+    frame = framer.frame(0, b"line\n", 1, 1)
+    listed = [
+        put_segment(
+            store,
+            lane(),
+            [source()],
+            [
+                Entry("n1-a", 0, msgspec.structs.replace(frame, offset=5 * at))
+                for at in range(number * each, (number + 1) * each)
+            ],
+            number,
+        )
+        for number in range(count)
+    ]
+    put_manifest(store, RUN, [SourceEntry(source(), (Generation(0, 5 * each * count, "x"),))], listed)
+    (view,) = find(store, None, "123")
+    tracemalloc.start()
+    try:
+        assert sum(len(item) for item in view.chunks("n1-a", 0) if isinstance(item, bytes)) == 5 * each * count
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 200 * each * count
+
+
+def test_indexes_are_fetched_a_few_at_a_time() -> None:
+    """Of many segments only the next few indexes are fetched before the first is used, and all come in order."""
+    store = Passing(MemoryStore())
+    listed = [put_segment(store, lane(), [source()], entries("n1-a", b"x" * at), at) for at in range(1, 40)]
+    store.delete(listed[3])
+    store.put(listed[5], b"rubbish")
+    found = Objects(store).each(listed)
+    assert next(found)[0] == listed[0]
+    assert len(store.ranges) <= THREADS
+    rest = list(found)
+    assert [key for key, _ in rest] == listed[1:]
+    assert isinstance(rest[2][1], NotFoundError)
+    assert isinstance(rest[4][1], DamagedError)
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -463,7 +536,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainarchive.reading.objects.MAX_FRAMES", 20)
     store = MemoryStore()
     one, text = source(), blake3(b"seed").digest(50_000)
-    frames = entries("s1", text)
+    frames = entries("n1-a", text)
     listed = [put_segment(store, lane(), [one], frames[at : at + 2], at) for at in range(0, 50, 2)]
     put_manifest(store, RUN, [SourceEntry(one, (generation(text),))], listed)
     (view,) = find(store, None, "123")
@@ -481,7 +554,7 @@ def test_live_bytes(stream: Stream) -> None:
     store = MemoryStore()
     one = source(rank=0)
     text = bytes(range(256)) * 30
-    frames = entries("s1", text)
+    frames = entries("n1-a", text)
     send(stream, lane(), [one], frames[:4])
     assert sealing.seal(stream, store, lane(), LIMITS) is not None
     send(stream, lane(), [one], frames[4:])
@@ -501,7 +574,7 @@ def test_live_bytes(stream: Stream) -> None:
 def test_bytes_that_come_after_finding(stream: Stream) -> None:
     """What a running job writes between the finding and the reading is read too."""
     store = MemoryStore()
-    frames = entries("s1", b"line\n" * 1000)
+    frames = entries("n1-a", b"line\n" * 1000)
     send(stream, lane(), [source()], frames[:2])
     (view,) = find(store, stream, "123")
     send(stream, lane(), [source()], frames[2:4])
@@ -537,7 +610,7 @@ def test_a_seal_between_looking_and_listing_loses_nothing(stream: Stream, when: 
     """Bytes that go from Redis to the store while a reader looks at one after the other are seen."""
     store = SealsAtListing(MemoryStore(), stream, moment)
     text = b"line\n" * 1000
-    send(stream, lane(), [source()], entries("s1", text))
+    send(stream, lane(), [source()], entries("n1-a", text))
     store.armed = when == "finding"
     (view,) = find(store, stream, "123")
     store.armed = True
@@ -554,7 +627,7 @@ def test_late_bytes_of_an_archived_run(stream: Stream) -> None:
     send(stream, lane(), [source()], [])
     (view,) = find(store, stream, "123")
     assert content(view)[0] == b"a" * 1500
-    put_segment(store, lane(), [source()], entries("s1", b"b" * 500, start=1500), 7)
+    put_segment(store, lane(), [source()], entries("n1-a", b"b" * 500, start=1500), 7)
     (view,) = find(store, stream, "123")
     assert view.running
     assert view.key == RUN
@@ -566,7 +639,7 @@ def test_without_redis(tmp_path: Path) -> None:
     """Without Redis archived runs read as ever, and running ones say that bytes may be missing."""
     store = MemoryStore()
     archive(store)
-    put_segment(store, lane(RunKey("c", 124)), [source()], entries("s1", b"sealed"))
+    put_segment(store, lane(RunKey("c", 124)), [source()], entries("n1-a", b"sealed"))
     away = Stream(f"unix://{tmp_path}/nothing.sock", timeout_s=1.0, max_pending=1)
     (view,) = find(store, away, "123")
     assert content(view)[0] == b"hello\n"
@@ -576,9 +649,57 @@ def test_without_redis(tmp_path: Path) -> None:
     assert content(view)[0] == b"sealed"
     (note,) = view.notes
     assert "may be missing" in note
-    with pytest.raises(NotFoundError, match="may be missing"):
+    assert "does not answer" in view.unanswered
+    with pytest.raises(UnavailableError, match="whether it runs is not known"):
         find(store, away, "125")
+    with pytest.raises(NotFoundError, match="no worker is running"):
+        find(store, None, "125")
     away.close()
+
+
+def test_segments_that_cannot_be_read(stream: Stream) -> None:
+    """Of a running job's segments each that cannot be read is told by its key, and the others are read."""
+    store = MemoryStore()
+    send(stream, lane(), [source()], [])
+    first, second, third = (
+        put_segment(store, lane(), [source()], entries("n1-a", b"x" * 10, start=10 * number), number + 1)
+        for number in range(3)
+    )
+    store.put(first, b"rubbish")
+    store.put(third, store.get(third)[:-1])
+    (view,) = find(store, stream, "123")
+    assert [what.partition(": ")[0] for what in view.damaged] == [first, third]
+    assert view.notes == view.damaged
+    got, (gap,) = content(view)
+    assert (got, gap.start, gap.end) == (b"x" * 10, 0, 10)
+    assert gap.reason.startswith(DAMAGED)
+    assert second not in gap.reason
+
+
+def test_a_late_segment_that_cannot_be_read() -> None:
+    """Of an archived run, too, a segment that no manifest lists and nobody can read is told."""
+    store = MemoryStore()
+    archive(store)
+    bad = put_segment(store, lane(), [source()], entries("n1-a", b"late", start=6), 9)
+    store.put(bad, b"rubbish")
+    (view,) = find(store, None, "123")
+    assert not view.running
+    assert [what.partition(": ")[0] for what in view.damaged] == [bad]
+    assert content(view) == (b"hello\n", [])
+
+
+def test_a_manifest_that_cannot_be_read() -> None:
+    """A run whose manifest is rubbish is found, with what its segments tell, and hides no other run of the job."""
+    store = MemoryStore()
+    for attempt in (0, 1):
+        archive(store, RunKey("c", 123, attempt), b"attempt %d" % attempt)
+    store.put(keys.manifest_key(RUN, 1), b"rubbish")
+    (view,) = find(store, None, "123")
+    assert (str(view.key), view.damaged) == ("c/123.1", ())
+    first, second = find(store, None, "123", Wanted(all_attempts=True))
+    assert (first.state, first.running, content(first)[0]) == ("DAMAGED", False, b"attempt 0")
+    assert keys.manifest_key(RUN, 1) in first.damaged[0]
+    assert content(second)[0] == b"attempt 1"
 
 
 class Unavailable(Passing):
@@ -598,11 +719,12 @@ def test_a_store_that_does_not_answer_is_no_gap() -> None:
         content(view)
 
 
-def test_a_lane_cannot_speak_for_another_node(stream: Stream) -> None:
-    """What one node's lane says of another node's source is not believed."""
+@pytest.mark.parametrize("liar", ["n2", "a1"])
+def test_a_lane_cannot_speak_for_another_node(stream: Stream, liar: str) -> None:
+    """What one node's lane says of another node's source is not believed, whichever of them is looked at first."""
     store = MemoryStore()
-    send(stream, lane(), [source(rank=0)], entries("s1", b"true\n"))
-    send(stream, lane(node="n2"), [source(rank=7)], entries("s1", b"a lie that is longer\n"))
+    send(stream, lane(), [source(rank=0)], entries("n1-a", b"true\n"))
+    send(stream, lane(node=liar), [source(rank=7)], entries("n1-a", b"a lie that is longer\n"))
     (view,) = find(store, stream, "123")
     assert [(entry.source.node, entry.source.rank) for entry in view.sources] == [("n1", 0)]
     assert content(view) == (b"true\n", [])
@@ -637,7 +759,7 @@ def test_a_running_job_with_an_old_jobs_key(stream: Stream) -> None:
     """A lane that no manifest names is the key's next generation, and the old one is not touched by it."""
     store = MemoryStore()
     archive(store, text=b"old", token="SLUID1")
-    send(stream, lane(token="SLUID2"), [source()], entries("s1", b"new one"))
+    send(stream, lane(token="SLUID2"), [source()], entries("n1-a", b"new one"))
     (view,) = find(store, stream, "123")
     assert (str(view.key), content(view)[0]) == ("c/123.0~1", b"new one")
     (view,) = find(store, stream, "c/123.0")
@@ -663,7 +785,7 @@ def test_arrays_and_het_jobs() -> None:
     store = MemoryStore()
     for job, alias in ((111, "111_2"), (109, "111_0"), (200, "200+0"), (201, "200+1")):
         one = source()
-        key = put_segment(store, lane(RunKey("c", job)), [one], entries("s1", alias.encode()))
+        key = put_segment(store, lane(RunKey("c", job)), [one], entries("n1-a", alias.encode()))
         put_manifest(store, RunKey("c", job), [SourceEntry(one, (generation(alias.encode()),))], [key], aliases=[alias])
     assert keys_of(find(store, None, "111_2")) == ["c/111.0"]
     assert keys_of(find(store, None, "111_0")) == ["c/109.0"]
@@ -681,7 +803,7 @@ def test_running_array_tasks(stream: Stream) -> None:
     store = MemoryStore()
     for job, task in ((111, 2), (109, 0)):
         one = source(array_job_id=111, array_task_id=task)
-        send(stream, lane(RunKey("c", job)), [one], entries("s1", b"x"))
+        send(stream, lane(RunKey("c", job)), [one], entries("n1-a", b"x"))
     assert keys_of(find(store, stream, "111_0")) == ["c/109.0"]
     assert keys_of(find(store, stream, "111")) == ["c/109.0", "c/111.0"]
 
@@ -703,12 +825,12 @@ def test_recent_runs(stream: Stream) -> None:
     archive(store, RunKey("c", 1))
     for job, started in ((2, 300.0), (3, 200.0)):
         one = source(rank=4)
-        key = put_segment(store, lane(RunKey("c", job)), [one], entries("s1", b"abcdef"))
+        key = put_segment(store, lane(RunKey("c", job)), [one], entries("n1-a", b"abcdef"))
         lost = Gap(0, 6, 10, "lost")
         put_manifest(
             store, RunKey("c", job), [SourceEntry(one, (generation(b"abcdef", gaps=(lost,)),))], [key], started=started
         )
-    send(stream, lane(RunKey("d", 9)), [source(rank=0)], entries("s1", b"xyz"))
+    send(stream, lane(RunKey("d", 9)), [source(rank=0)], entries("n1-a", b"xyz"))
     stream.report(lane(RunKey("d", 9)), report(started=250.0))
     listing = recent(store, stream)
     assert [str(run.run) for run in listing.runs] == ["c/2.0", "d/9.0", "c/3.0", "c/1.0"]
@@ -725,10 +847,81 @@ def test_recent_runs(stream: Stream) -> None:
 def test_recent_runs_without_redis() -> None:
     """Without Redis a run that has only segments is listed, without a size, and it is said why."""
     store = MemoryStore()
-    put_segment(store, lane(), [source()], entries("s1", b"sealed"))
+    put_segment(store, lane(), [source()], entries("n1-a", b"sealed"))
     listing = recent(store, None)
     assert [(str(run.run), run.running, run.size) for run in listing.runs] == [("c/123.0", True, None)]
     assert "may be missing" in listing.notes[0]
+    archived = MemoryStore()
+    archive(archived)
+    assert recent(archived, None).notes == (), "where there is no Redis nothing runs"
+    away = Stream("unix:///nonexistent/redis.sock", timeout_s=1.0, max_pending=1)
+    (note,) = recent(archived, away).notes
+    assert "may be missing" in note
+    away.close()
+
+
+def test_recent_live_runs_are_not_cut_by_others(stream: Stream) -> None:
+    """Of more live runs than are listed the youngest are, whatever their ids, and archived lanes push none out."""
+    store = MemoryStore()
+    for job in range(50, 60):
+        done = lane(RunKey("z", job))
+        send(stream, done, [], [])
+        stream.report(done, report(drained=True))
+        status = stream.status(done)
+        assert status is not None
+        assert stream.archived(done, status.epoch, 1000)
+    for job, started in ((1, 900.0), (2, 800.0), (3, 100.0), (4, 950.0)):
+        send(stream, lane(RunKey("a", job)), [source()], [])
+        stream.report(lane(RunKey("a", job)), report(started=started))
+    listing = recent(store, stream, limit=2)
+    assert [str(run.run) for run in listing.runs] == ["a/4.0", "a/1.0"]
+    assert listing.more
+    assert not recent(store, stream, limit=4).more
+
+
+def test_recent_runs_with_a_manifest_that_cannot_be_read() -> None:
+    """A manifest that is rubbish costs its own run's line only, which says so, with a note."""
+    store = MemoryStore()
+    archive(store, RunKey("c", 1))
+    archive(store, RunKey("c", 2))
+    store.put(keys.manifest_key(RunKey("c", 2), 1), b"rubbish")
+    listing = recent(store, None)
+    assert [(str(run.run), run.state, run.complete) for run in listing.runs] == [
+        ("c/1.0", "COMPLETED", True),
+        ("c/2.0", "DAMAGED", False),
+    ]
+    (note,) = listing.notes
+    assert keys.manifest_key(RunKey("c", 2), 1) in note
+
+
+def test_what_others_put_into_the_store(tmp_path: Path, stream: Stream) -> None:
+    """Files and directories that no worker made, wherever they lie, are passed over."""
+    store = LocalStore(str(tmp_path))
+    archive(store)
+    put_manifest(store, RunKey("c", 7), [], [], aliases=["111_2"])
+    for folder in (
+        "live/two words/1.0/x",
+        "live/c/notes/x",
+        "live/c/9.x/y",
+        "live/c/9.0~1/t1/x",
+        "runs/üü/1.0",
+        "runs/c/7.x/y",
+        "runs/c/trash",
+        "alias/c/111_x/7.0",
+        "alias/c/111_/7.0",
+        "alias/a b/111_2/7.0",
+        "alias/c/111_2/junk",
+    ):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "README").write_bytes(b"hello")
+    for file in ("live/README", "live/c/README", "runs/README", "runs/c/README", "runs/c/123.9", "live/c/123.9"):
+        (tmp_path / file).write_bytes(b"hello")
+    assert {str(run.run) for run in recent(store, stream).runs} == {"c/123.0", "c/7.0"}
+    assert [str(run) for run in manifest.runs(store, "c")] == ["c/7.0", "c/123.0"]
+    assert keys_of(find(store, stream, "123")) == ["c/123.0"]
+    assert keys_of(find(store, stream, "111_2")) == keys_of(find(store, stream, "111")) == ["c/7.0"]
+    with pytest.raises(NotFoundError):
+        find(store, stream, "9")
 
 
 def test_kind_is_kept() -> None:

@@ -2,9 +2,11 @@
 
 import functools
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import click
 import msgspec
@@ -22,7 +24,7 @@ MIB = 1024 * 1024
 
 
 class Archive(msgspec.Struct, frozen=True):
-    """Settings, the store, and the log Redis, which is None where it cannot even be named."""
+    """Settings, the store, and the log Redis, which is None where there is none: no worker keeps one in this home."""
 
     settings: Settings
     store: Store
@@ -46,9 +48,8 @@ def open_archive(obj: object) -> Iterator[Archive]:
     """Give what settings and the options before the verb (``obj``) name; nothing is asked of anything yet."""
     settings = settings_module.load(os.environ, home=getattr(obj, "home", None), config=getattr(obj, "config", None))
     store = open_store(settings)
-    try:
-        url, _ = embedded.resolve_urls(settings)
-    except UnavailableError:
+    url = _log_url(settings)
+    if url is None:
         yield Archive(settings, store, None)
         return
     stream = Stream(url, timeout_s=settings.log.timeout_s, max_pending=settings.log.max_pending_mib * MIB)
@@ -56,6 +57,19 @@ def open_archive(obj: object) -> Iterator[Archive]:
         yield Archive(settings, store, stream)
     finally:
         stream.close()
+
+
+def _log_url(settings: Settings) -> str | None:
+    """Return the log Redis' URL: the one that is configured, or that of the home, if there is one just now."""
+    if settings.log.url:
+        return settings.log.url
+    try:
+        url, _ = embedded.urls(settings.home)
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(unquote(urlsplit(url).path))
+    except (UnavailableError, OSError):
+        return None
+    return url
 
 
 def job_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,8 +9,9 @@ from pathlib import Path
 import click
 
 from trainarchive import settings as settings_module
+from trainarchive.cli import Globals
 from trainarchive.demo.story import Story
-from trainarchive.errors import DamagedError, TrainarchiveError
+from trainarchive.errors import TrainarchiveError
 
 OWN = ".trainarchive-demo"
 """Marks a directory that the demo made, and so may make anew."""
@@ -21,15 +22,15 @@ OWN = ".trainarchive-demo"
     "--home",
     "directory",
     type=click.Path(path_type=Path, file_okay=False),
-    default=Path("trainarchive-demo"),
-    show_default=True,
-    help="Directory for everything; made anew if an earlier demo made it.",
+    help="Directory for everything, made anew if an earlier demo made it.  [default: trainarchive-demo]",
 )
-def command(directory: Path) -> None:
+@click.pass_obj
+def command(where: Globals, directory: Path | None) -> None:
     """Show the main job: two pretend nodes, hooks, collectors, a worker, a wiped node, fetch.
 
     Takes under two minutes. What it leaves can be looked at with ls, show and fetch.
     """
+    directory = directory or where.home or Path("trainarchive-demo")
     home = directory.absolute()
     _make(home)
     # Only the demo's own settings count: a site's variables must not send the demo to a real store.
@@ -47,7 +48,9 @@ def command(directory: Path) -> None:
         say(f"PROBLEM {problem}")
     say(f"try by hand: {_own_name()} --home {directory} ls (or: show 102, fetch 101 --rank 5)")
     if verdict.problems:
-        raise DamagedError(f"{len(verdict.problems)} of {verdict.files} files differ", where=os.fspath(home))
+        raise TrainarchiveError(
+            f"{len(verdict.problems)} of {verdict.files} files are not as they were written", where=os.fspath(home)
+        )
     click.echo(f"demo: {verdict.files} files, {verdict.bytes:,} bytes fetched after both nodes were wiped: identical")
 
 
@@ -60,18 +63,13 @@ def _own_name() -> str:
 
 
 def _make(home: Path) -> None:
-    if home.exists():
-        if not (home / OWN).exists() and any(home.iterdir()):
-            raise TrainarchiveError(
-                "this directory has things in it that the demo did not make",
-                where=os.fspath(home),
-                hint="give another --home",
-            )
-        shutil.rmtree(home)
+    hint = "give another --home"
     try:
+        if home.exists():
+            if not (home / OWN).exists() and any(home.iterdir()):
+                raise TrainarchiveError("the demo did not make what is in there", where=os.fspath(home), hint=hint)
+            shutil.rmtree(home)
         home.mkdir(parents=True)
         (home / OWN).touch()
     except OSError as error:
-        raise TrainarchiveError(
-            f"cannot be made: {error.strerror}", where=os.fspath(home), hint="give another --home"
-        ) from error
+        raise TrainarchiveError(f"cannot be used: {error.strerror}", where=os.fspath(home), hint=hint) from error

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from trainarchive.cli import output
 from trainarchive.cli.archive import Job, job_options, open_archive
-from trainarchive.errors import DamagedError, IncompleteError, NotFoundError, TrainarchiveError
+from trainarchive.errors import DamagedError, IncompleteError, NotFoundError, TrainarchiveError, UnavailableError
 from trainarchive.fetching import Advance, Copied, Folder, Selection, fetch, select
 from trainarchive.reading import RunView
 from trainarchive.run import Kind
@@ -80,7 +80,8 @@ def command(  # noqa: PLR0913 (one for each option)
     running job you get what there is so far.
 
     Where bytes are missing, the file holds the others, in order, with nothing in their place;
-    GAPS.txt in the directory says what is missing and why, and the exit status is 4.
+    GAPS.txt in the directory says what is missing and why, and the exit status is 4. Of a job that
+    is not archived yet, while the log Redis does not answer, you get what is sealed, and status 5.
     """
     selection = Selection(ranks=ranks or (), nodes=nodes, kinds=kinds)
     _end_in_order()
@@ -134,7 +135,8 @@ def _fetch(view: RunView, place: Path, selection: Selection, is_default: bool) -
     with Folder(place, follow=not is_default) as folder, _progress(view, selection) as advance:
         copied = fetch(view, folder, selection, advance)
     for note in copied.notes:
-        output.say(f"{copied.run}: {note}")
+        if not copied.unanswered or copied.unanswered not in note:  # the error says it
+            output.say(f"{copied.run}: {note}")
     if copied.running:
         total = sum(file.bytes for file in copied.files)
         output.say(f"{copied.run} is still running: {total:,} bytes so far")
@@ -160,23 +162,57 @@ def _progress(view: RunView, selection: Selection) -> Iterator[Advance]:
 
 def _verdict(copies: Sequence[Copied]) -> TrainarchiveError | None:
     """Return the worst that is to be told of all runs, None if all is well."""
-    for copied in copies:
-        if copied.damaged:
-            first = copied.damaged[0]
-            return DamagedError(
-                f"{len(copied.damaged)} of {len(copied.files)} files are damaged; {first.path}: {first.reason}",
-                where=copied.run,
-                hint=f"kept as *.damaged in {copied.directory}",
-            )
-    for copied in copies:
-        if copied.gaps or copied.missing_nodes:
-            missing = sum(gap.end - gap.start for gap in copied.gaps)
-            told = [f"{missing:,} bytes are missing in {len(copied.gaps)} gaps"] if copied.gaps else []
-            if copied.missing_nodes:
-                told.append(f"{len(copied.missing_nodes)} nodes were not done when the run was closed")
-            where = os.path.join(copied.directory, "GAPS.txt")  # noqa: PTH118 (a text for people)
-            return IncompleteError(" and ".join(told), where=copied.run, hint=f"see {where}")
+    for look in (_damage, _silence, _incompleteness):
+        for copied in copies:
+            error = look(copied)
+            if error is not None:
+                return error
     return None
+
+
+def _damage(copied: Copied) -> DamagedError | None:
+    if copied.damaged:
+        first = copied.damaged[0]
+        return DamagedError(
+            f"{len(copied.damaged)} of {len(copied.files)} files are damaged; {first.path}: {first.reason}",
+            where=copied.run,
+            hint=f"kept as *.damaged in {copied.directory}",
+        )
+    if copied.damaged_objects:
+        count = len(copied.damaged_objects)
+        return DamagedError(
+            f"{count} of its objects cannot be read, and what was in them is not here",
+            where=copied.run,
+            hint=f"see {_gaps_file(copied)}",
+        )
+    return None
+
+
+def _silence(copied: Copied) -> UnavailableError | None:
+    if not copied.unanswered:
+        return None
+    return UnavailableError(
+        f"not archived yet: what is sealed was written to {copied.directory}, "
+        f"its newest bytes may be missing: {copied.unanswered}",
+        where=copied.run,
+        hint="fetch again later",
+    )
+
+
+def _incompleteness(copied: Copied) -> IncompleteError | None:
+    told = []
+    if copied.gaps:
+        missing = sum(gap.end - gap.start for gap in copied.gaps)
+        told.append(f"{missing:,} bytes are missing in {len(copied.gaps)} gaps")
+    if copied.missing_nodes:
+        told.append(f"{len(copied.missing_nodes)} nodes were not done when the run was closed")
+    if not told:
+        return None
+    return IncompleteError(" and ".join(told), where=copied.run, hint=f"see {_gaps_file(copied)}")
+
+
+def _gaps_file(copied: Copied) -> str:
+    return os.path.join(copied.directory, "GAPS.txt")  # noqa: PTH118 (a text for people)
 
 
 def _tell(copied: Copied) -> None:

@@ -6,6 +6,7 @@ import msgspec
 from trainarchive.cli import output
 from trainarchive.cli.archive import open_archive
 from trainarchive.reading import Summary, recent
+from trainarchive.reading.view import DAMAGED
 
 COLUMNS = ("RUN", "STATE", "USER", "STARTED", "ENDED", ">NODES", ">RANKS", ">FILES", ">SIZE", ">MISSING")
 
@@ -21,7 +22,8 @@ def command(obj: object, *, cluster: str, limit: int, as_json: bool) -> None:
     """List runs, newest first: running ones and archived ones.
 
     MISSING counts the bytes that are known to have been written and are not in the archive. A
-    state with a plus sign: not every node of the run was done when its books were closed.
+    state with a plus sign: not every node of the run was done when its books were closed. DAMAGED:
+    the run's books cannot be read.
     """
     with open_archive(obj) as archive:
         listing = recent(archive.store, archive.stream, cluster=cluster, limit=limit)
@@ -42,7 +44,7 @@ def command(obj: object, *, cluster: str, limit: int, as_json: bool) -> None:
 def _row(summary: Summary) -> tuple[str, ...]:
     return (
         str(summary.run),
-        summary.state + ("" if summary.complete or summary.running else "+"),
+        summary.state + ("" if summary.complete or summary.running or summary.state == DAMAGED else "+"),
         summary.user,
         output.moment(summary.started),
         output.moment(summary.ended),

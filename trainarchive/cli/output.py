@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from datetime import datetime
 
 import click
-import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from trainarchive.fetching.books import json_text
 
 WIDE = 10_000
 """Columns where the output is no terminal: nothing is cut or folded for a program."""
@@ -30,8 +31,7 @@ def printable(text: str) -> str:
 
 def print_json(value: object) -> None:
     """Print one JSON document."""
-    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
-    click.echo("".join(char if char.isprintable() or char == "\n" else _json_escape(char) for char in text))
+    click.echo(json_text(value))
 
 
 def say(line: str) -> None:
@@ -105,11 +105,3 @@ def _console() -> Console:
 
 def _escape(char: str) -> str:
     return char.encode("unicode_escape", errors="backslashreplace").decode()
-
-
-def _json_escape(char: str) -> str:
-    code = ord(char)
-    if code > 0xFFFF:
-        code -= 0x10000
-        return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
-    return f"\\u{code:04x}"

@@ -92,9 +92,11 @@ def _nodes(nodes: tuple[NodeEntry, ...]) -> None:
 
 def _skew(entry: NodeEntry) -> str:
     report = entry.report
-    if report is None or not (report.skew_s or report.skew_error_s):
-        return ""
-    return f"{1000 * report.skew_s:+.1f} ms ± {1000 * report.skew_error_s:.1f}"
+    if report is None or not report.skew_error_s:
+        return ""  # it was never measured
+    error = 1000 * report.skew_error_s
+    digits = 1 if error >= 0.1 else 2
+    return f"{1000 * report.skew_s:+.{digits}f} ms ± {error:.{digits}f}"
 
 
 def _files(sources: tuple[SourceEntry, ...]) -> None:

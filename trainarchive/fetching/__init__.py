@@ -4,10 +4,12 @@
 naming   which file of the run gets which name
 folder   writing below a directory, and never outside it
 copying  the files themselves, checked, with what is missing told
+books    what goes beside them: manifest.json, GAPS.txt
 ======== ==============================================================
 """
 
-from trainarchive.fetching.copying import Advance, Copied, FetchedFile, MissingBytes, Selection, fetch, select
+from trainarchive.fetching.books import MissingBytes
+from trainarchive.fetching.copying import Advance, Copied, FetchedFile, Selection, fetch, select
 from trainarchive.fetching.folder import Folder
 
 __all__ = ["Advance", "Copied", "FetchedFile", "Folder", "MissingBytes", "Selection", "fetch", "select"]

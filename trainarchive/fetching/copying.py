@@ -9,9 +9,10 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from trainarchive.errors import NotFoundError
+from trainarchive.errors import DamagedError, NotFoundError
+from trainarchive.fetching.books import MissingBytes, write_books
 from trainarchive.fetching.folder import Draft, Folder
-from trainarchive.fetching.naming import GAPS, MANIFEST, Name, damaged_name, names_of, shown
+from trainarchive.fetching.naming import Name, damaged_name, names_of, shown
 from trainarchive.manifest import Generation, Manifest, SourceEntry
 from trainarchive.reading import DAMAGED, RunView
 from trainarchive.run import Gap, Source
@@ -72,21 +73,12 @@ class FetchedFile(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class MissingBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes ``start`` to ``end`` of a file that are not in it, and why."""
-
-    path: str
-    source: str
-    generation: int
-    node: str
-    rank: int | None
-    start: int
-    end: int
-    reason: str
-
-
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
-    """What one fetch of one run did. ``missing_nodes`` may have written what nobody knows of."""
+    """What one fetch of one run did. ``missing_nodes`` may have written what nobody knows of.
+
+    ``damaged_objects`` are those of the store that cannot be read, each with what is wrong;
+    ``unanswered``, where it is not empty, tells why the newest bytes of the run are not known.
+    """
 
     run: str
     state: str
@@ -96,6 +88,8 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[FetchedFile, ...]
     gaps: tuple[MissingBytes, ...]
     missing_nodes: tuple[str, ...]
+    damaged_objects: tuple[str, ...]
+    unanswered: str
     notes: tuple[str, ...]
 
     @property
@@ -130,7 +124,7 @@ def fetch(view: RunView, folder: Folder, selection: Selection, progress: Advance
             gaps += copy.gaps
     lost = _missing_nodes(view)
     table = view.table()
-    _write_books(folder, table, _all_gaps(table, names, gaps), lost)
+    write_books(folder, table, _all_gaps(table, names, gaps), lost, view.damaged)
     wanted = selection.missed_ranks(file.source for file in view.sources)
     return Copied(
         run=str(view.key),
@@ -141,6 +135,8 @@ def fetch(view: RunView, folder: Folder, selection: Selection, progress: Advance
         files=tuple(files),
         gaps=tuple(gaps),
         missing_nodes=tuple(node for node in lost if wanted and selection.has_node(node)),
+        damaged_objects=view.damaged,
+        unanswered=view.unanswered,
         notes=view.notes,
     )
 
@@ -186,12 +182,16 @@ class _Copy:
                 progress(len(item))
 
     def _verdict(self, draft: Draft) -> str:
-        """Say what is wrong with the text, nothing if it is what the manifest says."""
+        """Say what is wrong with the text or its name, nothing if it is what the manifest says."""
         for gap in self.gaps:
             if gap.reason.startswith(DAMAGED):
                 return f"bytes {gap.start}-{gap.end}: {gap.reason.removeprefix(DAMAGED)}"
         if self._made.blake3 and draft.digest != self._made.blake3:
             return "the text does not have the digest in the manifest"
+        try:
+            self._source.path_bytes  # noqa: B018 (whether it can be read is the question)
+        except DamagedError as error:
+            return f"it is not known how it was called: {error.what}"
         return ""
 
     def _file(self, name: Name, size: int, digest: str, status: str, reason: str = "") -> FetchedFile:
@@ -243,23 +243,6 @@ def _all_gaps(table: Manifest, names: dict[tuple[str, int], Name], found: Sequen
         if (entry.source.id, made.number, gap.start) not in known
     ]
     return sorted([*found, *listed], key=lambda gap: (gap.path, gap.start))
-
-
-def _write_books(folder: Folder, table: Manifest, gaps: Sequence[MissingBytes], lost: Sequence[str]) -> None:
-    with folder.writing(MANIFEST) as draft:
-        draft.write(msgspec.json.format(msgspec.json.encode(table), indent=2) + b"\n")
-    if not gaps and not lost:
-        folder.remove(GAPS)
-        return
-    with folder.writing(GAPS) as draft:
-        draft.write(b"What the run wrote and the archive does not have. Files hold what is there, without filling.\n")
-        for node in lost:
-            draft.write(
-                f"node {ascii(node)[1:-1]}: not done when the run was closed, its last output is not known\n".encode()
-            )
-        for gap in gaps:
-            where, why = ascii(gap.path)[1:-1], ascii(gap.reason)[1:-1]
-            draft.write(f"{where}: bytes {gap.start}-{gap.end} ({gap.end - gap.start} bytes): {why}\n".encode())
 
 
 def _what_there_is(entries: Sequence[SourceEntry]) -> str:

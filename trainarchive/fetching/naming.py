@@ -3,6 +3,7 @@
 - Generation ``N`` of a file, from 1, ends in ``.~N``: generation 0 is the file as it first was.
 - Where two sources had one path (a rotated file), or a name is also a directory's, the later one
   ends in ``.~s<source id>``.
+- A path that cannot be read (its base64 is none) is the one that is meant for people.
 - ``..`` becomes ``__``, NUL becomes ``_``, names of more than 180 bytes end in a hash of the whole.
 """
 
@@ -10,6 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 
+from trainarchive.errors import DamagedError
 from trainarchive.manifest import SourceEntry
 
 Name = tuple[bytes, ...]
@@ -74,7 +76,7 @@ def _choices(plain: Name, source: str, number: int) -> Iterable[Name]:
 def _plain(entry: SourceEntry) -> Name:
     try:
         path = entry.source.path_bytes
-    except ValueError:  # its base64 is none
+    except DamagedError:
         path = entry.source.path.encode(errors="replace")
     parts = [part for part in path.split(b"/") if part not in (b"", b".")] or [b"unnamed"]
     if len(parts) > MAX_DEPTH:

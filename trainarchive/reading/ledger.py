@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from trainarchive import nodes
+from trainarchive.coverage import Name
 from trainarchive.errors import DamagedError, NotFoundError
 from trainarchive.manifest import Generation, Manifest, NodeEntry, SourceEntry
 from trainarchive.reading.live import LiveLane
 from trainarchive.reading.objects import Contents, Objects
-from trainarchive.run import Gap, Kind, Lane, LaneReport, Source
-from trainarchive.segment import Placed
-from trainarchive.stream import State
+from trainarchive.run import Gap, Kind, Lane, LaneReport, Source, is_source_of
 
 
 class _Growing:
@@ -24,16 +24,21 @@ class _Growing:
         self.last_ns = known.last_ns if known else 0
         self.gaps = {(gap.start, gap.end): gap for gap in known.gaps} if known else {}
 
-    def add(self, placed: Placed) -> None:
+    def add(self, start: int, end: int, wall_ns: int) -> None:
         """Take a frame into account. A digest holds only for exactly the bytes that it was made over."""
-        fills = not placed.gap and any(start < placed.end and placed.offset < end for start, end in self.gaps)
-        if fills or placed.end > self.size:
+        if self.blake3 and any(first < end and start < last for first, last in self.gaps):
             self.blake3 = ""
-        self.size = max(self.size, placed.end)
-        self.first_ns = min(self.first_ns or placed.wall_ns, placed.wall_ns)
-        self.last_ns = max(self.last_ns, placed.wall_ns)
-        if placed.gap:
-            self.gaps[placed.offset, placed.end] = Gap(self.number, placed.offset, placed.end, placed.gap)
+        self._reach(end, wall_ns)
+
+    def lose(self, gap: Gap, wall_ns: int) -> None:
+        """Take a gap into account."""
+        self._reach(gap.end, wall_ns)
+        self.gaps[gap.start, gap.end] = gap
+
+    def _reach(self, end: int, wall_ns: int) -> None:
+        self.grow(end)
+        self.first_ns = min(self.first_ns or wall_ns, wall_ns)
+        self.last_ns = max(self.last_ns, wall_ns)
 
     def grow(self, size: int) -> None:
         """Take the offset that a lane has committed into account."""
@@ -53,7 +58,11 @@ class Ledger:
         """Begin with what ``manifest`` lists."""
         self._sources: dict[str, Source] = {}
         self._generations: dict[str, dict[int, _Growing]] = {}
-        self._nodes: dict[str, NodeEntry] = {}
+        self._before: dict[str, NodeEntry] = {}
+        self._lanes: dict[str, set[Lane]] = {}
+        self._live: dict[Lane, LiveLane] = {}
+        self._reports: dict[Lane, LaneReport] = {}
+        self.damaged: list[str] = []
         if manifest is None:
             return
         for entry in manifest.sources:
@@ -61,18 +70,16 @@ class Ledger:
             self._generations[entry.source.id] = {
                 known.number: _Growing(known.number, known) for known in entry.generations
             }
-        self._nodes = {entry.node: entry for entry in manifest.nodes}
+        self._before = {entry.node: entry for entry in manifest.nodes}
 
     def add_segments(self, segments: Mapping[Lane, Iterable[str]], objects: Objects) -> None:
-        """Take level-0 segments into account; what is gone or damaged shows when it is read."""
-        objects.prepare(key for listed in segments.values() for key in listed)
-        for lane, listed in segments.items():
-            for key in listed:
-                try:
-                    contents = objects.contents(key)
-                except (NotFoundError, DamagedError):
-                    continue
-                self._add_contents(lane, contents)
+        """Take level-0 segments into account: ``damaged`` tells those that cannot be read. What is gone shows later."""
+        lane_of = {key: lane for lane, listed in segments.items() for key in listed}
+        for key, contents in objects.each(lane_of):
+            if isinstance(contents, DamagedError):
+                self.damaged.append(str(contents))
+            elif not isinstance(contents, NotFoundError):
+                self._add_contents(lane_of[key], contents)
 
     def add_lane(self, found: LiveLane) -> None:
         """Take a lane into account."""
@@ -82,7 +89,10 @@ class Ledger:
         for (source, number), size in found.committed.items():
             if not self._is_foreign(found.lane, source):
                 self._generation(found.lane, source, number).grow(size)
-        self._node(found.lane, "open" if found.state is State.OPEN else "drained", found.report)
+        self._lanes.setdefault(found.lane.node, set()).add(found.lane)
+        self._live[found.lane] = found
+        if found.report is not None:
+            self._reports[found.lane] = found.report
 
     def sources(self) -> tuple[SourceEntry, ...]:
         """Return all sources with their generations."""
@@ -92,40 +102,45 @@ class Ledger:
         )
 
     def nodes(self) -> tuple[NodeEntry, ...]:
-        """Return all nodes, by name."""
-        return tuple(self._nodes[name] for name in sorted(self._nodes))
+        """Return all nodes that were heard of or are in the manifest, by name."""
+        return tuple(self._node(name) for name in sorted({*self._before, *self._lanes}))
+
+    def _node(self, name: str) -> NodeEntry:
+        before, lanes = self._before.get(name), self._lanes.get(name, set())
+        if before is not None and not lanes:
+            return before
+        ordered = sorted(lanes, key=lambda lane: lane.token)
+        return nodes.entry(name, ordered, self._live, self._reports, before)
 
     def _add_contents(self, lane: Lane, contents: Contents) -> None:
         self._describe(lane, contents.sources)
-        for (source, number), frames in contents.frames.items():
-            if self._is_foreign(lane, source):
-                continue
-            growing = self._generation(lane, source, number)
-            for placed in frames:
-                growing.add(placed)
+        for name in {*contents.frames, *contents.gaps}:
+            if not self._is_foreign(lane, name[0]):
+                self._add_frames(self._generation(lane, *name), contents, name)
+        self._lanes.setdefault(lane.node, set()).add(lane)
         report = contents.lanes.get(lane.name)
         if report is not None:
-            self._node(lane, "drained" if report.drained else "open", report)
+            self._reports[lane] = report
+
+    @staticmethod
+    def _add_frames(growing: _Growing, contents: Contents, name: Name) -> None:
+        for start, end, _, _, wall_ns in contents.rows(name):
+            growing.add(start, end, wall_ns)
+        for gap, wall_ns in contents.gaps.get(name, ()):
+            growing.lose(gap, wall_ns)
 
     def _describe(self, lane: Lane, sources: Mapping[str, Source]) -> None:
         for key, source in sources.items():
             if not self._is_foreign(lane, key):
                 self._sources[key] = msgspec.structs.replace(source, id=key, node=lane.node)
 
-    def _is_foreign(self, lane: Lane, source: str) -> bool:
+    @staticmethod
+    def _is_foreign(lane: Lane, source: str) -> bool:
         """Say whether a source is another node's: a lane may tell of its own node's only."""
-        known = self._sources.get(source)
-        return known is not None and known.node != lane.node
+        return not is_source_of(lane.node, source)
 
     def _generation(self, lane: Lane, source: str, number: int) -> _Growing:
         if source not in self._sources:
             self._sources[source] = Source(source, lane.node, Kind.CUSTOM, f"undescribed-{source}")
         found = self._generations.setdefault(source, {})
         return found.setdefault(number, _Growing(number))
-
-    def _node(self, lane: Lane, state: str, report: LaneReport | None) -> None:
-        before = self._nodes.get(lane.node)
-        tokens = before.tokens if before else ()
-        if lane.token not in tokens:
-            tokens = (*tokens, lane.token)
-        self._nodes[lane.node] = NodeEntry(lane.node, state, tokens, report or (before.report if before else None))

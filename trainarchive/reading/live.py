@@ -1,16 +1,17 @@
 """What a run has that no manifest lists yet: lanes in the log Redis and level-0 segments."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import msgspec
 
-from trainarchive import keys, shelf
+from trainarchive import keys, manifest, shelf
 from trainarchive.errors import DamagedError, UnavailableError
-from trainarchive.run import Lane, LaneReport, RunKey, Source
+from trainarchive.run import Lane, LaneReport, RunKey, Source, is_safe_name
 from trainarchive.store.contract import Store
 from trainarchive.stream import State, Stream, StreamEntry
 
+NO_REDIS = "there is no log Redis here: no worker is running"
 UNREACHABLE = "running jobs, or their newest bytes, may be missing"
 
 T = TypeVar("T")
@@ -28,19 +29,34 @@ class LiveLane(msgspec.Struct, frozen=True):
     sources: dict[str, Source] = {}
     committed: dict[tuple[str, int], int] = {}
 
+    @property
+    def drained(self) -> bool:
+        """Whether the node has sent everything; some of it may wait in Redis."""
+        return self.state is not State.OPEN
+
+    @property
+    def has_news(self) -> bool:
+        """Whether Redis knows the lane and no manifest covers it yet."""
+        return self.state not in (None, State.ARCHIVED)
+
 
 class Door:
     """The log Redis as a reader sees it: where it does not answer, a note is kept and nothing is found there."""
 
     def __init__(self, stream: Stream | None) -> None:
-        """``stream`` of None: it is known not to be there."""
+        """``stream`` of None: it is known not to be there, and ``known`` is False.
+
+        ``unanswered`` tells why Redis did not answer, and is empty as long as it does.
+        """
         self._stream = stream
-        self.notes: list[str] = [] if stream is not None else [f"{UNREACHABLE}: no log Redis is known"]
+        self.known = stream is not None
+        self.unanswered = "" if self.known else NO_REDIS
+        self._left_out: list[str] = []
 
     @property
-    def open(self) -> bool:
-        """Whether Redis has answered so far."""
-        return self._stream is not None
+    def notes(self) -> list[str]:
+        """What a person should know of what was asked."""
+        return [*([f"{UNREACHABLE}: {self.unanswered}"] if self.unanswered else ()), *self._left_out]
 
     def lanes(self) -> list[Lane]:
         """Return every lane that Redis knows, in order."""
@@ -57,6 +73,8 @@ class Door:
         status = self._ask(lambda stream: stream.status(lane), None)
         if status is None:
             return LiveLane(lane)
+        if status.state is State.ARCHIVED:
+            return LiveLane(lane, status.state)
         about = self._ask(lambda stream: stream.about(lane), None)
         report, sources = about or (None, {})
         return LiveLane(lane, status.state, report, sources, status.committed)
@@ -74,10 +92,10 @@ class Door:
             return question(self._stream)
         except UnavailableError as error:
             self._stream = None
-            self.notes.append(f"{UNREACHABLE}: {error}")
+            self.unanswered = str(error)
         except DamagedError as error:
             # What one node put into its own lane must not hide the others'.
-            self.notes.append(f"left out: {error}")
+            self._left_out.append(f"left out: {error}")
         return otherwise
 
 
@@ -93,3 +111,17 @@ def segments(store: Store, run: RunKey) -> dict[Lane, list[str]]:
         if shelved.lane is not None:
             found.setdefault(shelved.lane, []).append(shelved.key)
     return found
+
+
+def clusters(store: Store) -> set[str]:
+    """Return the clusters that have runs or segments in the store; what else lies there is passed over."""
+    found = {child.rstrip("/") for child in store.children(keys.LIVE)} | set(manifest.clusters(store))
+    return {name for name in found if is_safe_name(name)}
+
+
+def unfinished(store: Store, cluster: str, job: int | None = None) -> Iterator[RunKey]:
+    """Yield the runs of a cluster, or of one of its jobs, that have level-0 segments."""
+    begun = "" if job is None else f"{job}."
+    children = store.children(keys.live_cluster_prefix(cluster) + begun)
+    runs = manifest.parsed_runs(cluster, (begun + child for child in children))
+    return (run for run in runs if not run.generation)  # level 0 knows of none

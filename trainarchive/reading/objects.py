@@ -1,42 +1,60 @@
 """Segments as a reader uses them: indexes and ranged reads, kept within a fixed memory."""
 
 import threading
-from collections import OrderedDict
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 
+from trainarchive import shelf
+from trainarchive.coverage import Name, clock
 from trainarchive.errors import DamagedError, NotFoundError
 from trainarchive.frame import MAX_RAW
-from trainarchive.run import LaneReport, Source
-from trainarchive.segment import TAIL_GUESS, Placed, index_span, read_index
+from trainarchive.run import Gap, LaneReport, Source
+from trainarchive.segment import TAIL_GUESS, Index, read_index
 from trainarchive.store.contract import Store
 
 MAX_TAILS = 32 * 1024 * 1024
 """Bytes of small objects' bodies that are kept: runs of many small segments are then read once."""
 
-MAX_FRAMES = 200_000
-"""Frames' places that are kept in all indexes together, about 50 MiB."""
+MAX_FRAMES = 500_000
+"""Frames' places that are kept in all indexes together, 20 MiB."""
 
 THREADS = 8
-"""Indexes read at once: each is one round trip to the store."""
+"""Indexes fetched at once, and how many are held ready: each is one round trip to the store."""
+
+COLUMNS = 5
 
 
 class Contents:
-    """A segment's index, by source and generation."""
+    """A segment's index, by source and generation.
 
-    def __init__(
-        self, key: str, frames: Iterable[Placed], sources: dict[str, Source], lanes: dict[str, LaneReport]
-    ) -> None:
-        """Group ``frames``; those that cannot be are left out."""
+    ``frames``: rows of (offset, end, at, size, wall_ns); ``gaps``: what will never come, and when that was said.
+    """
+
+    def __init__(self, key: str, index: Index) -> None:
+        """Group the frames; those that cannot be are left out."""
         self.key = key
-        self.sources = sources
-        self.lanes = lanes
-        self.frames: dict[tuple[str, int], list[Placed]] = {}
+        self.sources: dict[str, Source] = index.sources
+        self.lanes: dict[str, LaneReport] = index.lanes
+        self.frames: dict[Name, array[int]] = {}
+        self.gaps: dict[Name, list[tuple[Gap, int]]] = {}
         self.count = 0
-        for placed in frames:
-            if placed.offset >= 0 and placed.length > 0 and placed.at >= 0 and 0 <= placed.size <= 2 * MAX_RAW:
-                self.frames.setdefault((placed.source, placed.generation), []).append(placed)
-                self.count += 1
+        for placed in index.frames:
+            name = (placed.source, placed.generation)
+            if placed.gap and placed.length:
+                gap = Gap(placed.generation, placed.offset, placed.end, placed.gap)
+                self.gaps.setdefault(name, []).append((gap, placed.wall_ns))
+            elif placed.length and placed.size <= 2 * MAX_RAW:
+                row = (placed.offset, placed.end, placed.at, placed.size, clock(placed.wall_ns))
+                self.frames.setdefault(name, array("q")).extend(row)
+            self.count += 1
+
+    def rows(self, name: Name) -> Iterator[tuple[int, int, int, int, int]]:
+        """Yield (offset, end, at, size, wall_ns) of every frame of a generation."""
+        columns = iter(self.frames.get(name, ()))
+        return zip(columns, columns, columns, columns, columns, strict=True)
 
 
 class Objects:
@@ -46,6 +64,7 @@ class Objects:
         """Keep nothing yet."""
         self.store = store
         self._lock = threading.Lock()
+        self._decoding = threading.Lock()
         self._contents: OrderedDict[str, Contents] = OrderedDict()
         self._frames = 0
         self._tails: OrderedDict[str, bytes] = OrderedDict()
@@ -63,17 +82,25 @@ class Objects:
             self._keep(made)
         return made
 
-    def prepare(self, keys: Iterable[str]) -> None:
-        """Read several indexes at once, as far as they can be kept; an error shows when that one is asked for."""
+    def each(self, keys: Iterable[str]) -> Iterator[tuple[str, Contents | NotFoundError | DamagedError]]:
+        """Yield every index in order, or what is wrong with it; a few are fetched ahead, however many there are."""
+        wanted = list(keys)
         with self._lock:
-            wanted = [key for key in keys if key not in self._contents]
-        if len(wanted) < 2:
+            missing = sum(key not in self._contents for key in wanted)
+        if missing < 2:
+            for key in wanted:
+                yield key, self._found(key)
             return
-        with ThreadPoolExecutor(min(THREADS, len(wanted)), "index") as pool:
-            for future in [pool.submit(self.contents, key) for key in wanted]:
-                error = future.exception()
-                if error is not None and not isinstance(error, NotFoundError | DamagedError):
-                    raise error
+        upcoming = iter(wanted)
+        ahead: deque[tuple[str, Future[Contents | NotFoundError | DamagedError]]] = deque()
+        with ThreadPoolExecutor(min(THREADS, missing), "index") as pool:
+            while True:
+                for key in islice(upcoming, THREADS - len(ahead)):
+                    ahead.append((key, pool.submit(self._found, key)))
+                if not ahead:
+                    return
+                key, future = ahead.popleft()
+                yield key, future.result()
 
     def read(self, key: str, at: int, size: int) -> bytes:
         """Return ``size`` bytes from ``at`` of the object, fewer at its end; raise NotFoundError."""
@@ -83,15 +110,18 @@ class Objects:
             return whole[at : at + size]
         return self.store.get_range(key, at, size)
 
+    def _found(self, key: str) -> Contents | NotFoundError | DamagedError:
+        try:
+            return self.contents(key)
+        except (NotFoundError, DamagedError) as error:
+            return error
+
     def _load(self, key: str) -> Contents:
-        tail = self.store.get_range(key, -TAIL_GUESS, TAIL_GUESS)
+        tail = shelf.read_end(self.store, key)
         if len(tail) < TAIL_GUESS:
             self._keep_whole(key, tail)
-        needed, _ = index_span(tail, key)
-        if needed > len(tail):
-            tail = self.store.get_range(key, -needed, needed)
-        index = read_index(tail, key)
-        return Contents(key, index.frames, index.sources, index.lanes)
+        with self._decoding:  # an index of many frames takes much memory until it is made into rows
+            return Contents(key, read_index(tail, key))
 
     def _keep(self, made: Contents) -> None:
         if made.key in self._contents:

@@ -1,39 +1,31 @@
-"""Pieces of one source's generation, from wherever they are, read as one run of bytes."""
+"""A text read as one run of bytes: its copies may be in objects of the store or wait in the log Redis."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-import msgspec
-
+from trainarchive.coverage import Text, Walk
 from trainarchive.errors import DamagedError, NotFoundError
 from trainarchive.frame import Frame
-from trainarchive.reading.objects import Objects
+from trainarchive.reading.objects import Contents, Objects
 from trainarchive.run import Gap
-from trainarchive.segment import Placed
 
 WINDOW = 4 * 1024 * 1024
 """Most bytes of an object in one ranged read."""
 
+WINDOWS = 2
+"""Ranges in memory: where one object is damaged all over, its bytes' copies are mostly in one other."""
+
 HOLE = 64 * 1024
 """Bytes of no interest that are read through rather than asked around."""
 
+NEIGHBOURS = WINDOW // 64
+"""Frames that are looked at for what else a ranged read should bring."""
+
+WAITING = 2**62
+"""The number of the object that is none: frames in memory, at their places in a list. Any other object comes first."""
+
 DAMAGED = "damaged: "
 """How the reason of a gap begins that is the archive's fault and in no node's account."""
-
-
-class Piece(msgspec.Struct, frozen=True):
-    """One frame's text: ``frame`` where it is in memory, else ``size`` bytes at ``at`` of object ``key``.
-
-    With ``gap`` there is no text and never will be.
-    """
-
-    offset: int
-    end: int
-    gap: str = ""
-    key: str = ""
-    at: int = 0
-    size: int = 0
-    frame: Frame | None = None
 
 
 class VanishedError(Exception):
@@ -45,139 +37,113 @@ class VanishedError(Exception):
         self.key = key
 
 
-def piece_at(key: str, placed: Placed) -> Piece:
-    """Return the piece that an index's line tells of."""
-    return Piece(placed.offset, placed.end, placed.gap, key, placed.at, placed.size)
+class Copies:
+    """A text, and where its objects are: object ``number`` is ``keys[number]``, or WAITING, in ``waiting``."""
 
+    def __init__(self, text: Text, objects: Objects) -> None:
+        """Of a text that holds no frame yet."""
+        self.text = text
+        self.objects = objects
+        self.hole = "missing from the archive"
+        self._keys: list[str] = []
+        self._waiting: list[Frame] = []
 
-def piece_of(frame: Frame) -> Piece:
-    """Return the piece that a frame in memory is."""
-    return Piece(frame.offset, frame.end, frame.gap, frame=frame)
+    def add_object(self, key: str, contents: Contents) -> None:
+        """Take in the frames and gaps of this text that object ``key`` holds."""
+        number = len(self._keys)
+        self._keys.append(key)
+        for row in contents.rows(self.text.name):
+            self.text.place_row(number, *row)
+        for gap, _ in contents.gaps.get(self.text.name, ()):
+            self.text.lose(gap)
 
+    def add_waiting(self, frame: Frame) -> None:
+        """Take in a frame that is in memory."""
+        if frame.gap:
+            self.text.lose(Gap(self.text.name[1], frame.offset, frame.end, frame.gap))
+            return
+        self.text.place_row(WAITING, frame.offset, frame.end, len(self._waiting), len(frame.data), frame.wall_ns)
+        self._waiting.append(frame)
 
-class _Window:
-    """The part of an object that the next pieces are in."""
+    def read(self, start: int, end: int | None) -> Iterator[bytes | Gap]:
+        """Yield the text from ``start`` to ``end`` in order, each byte once, and a Gap for every stretch without text.
 
-    def __init__(self, pieces: Sequence[Piece], objects: Objects, lost: frozenset[str]) -> None:
-        self._pieces = pieces
-        self._objects = objects
-        self._lost = lost
-        self._key = ""
-        self._at = 0
-        self._bytes = b""
-
-    def text(self, number: int) -> bytes:
-        """Return the text of piece ``number``; raise DamagedError or VanishedError."""
-        piece = self._pieces[number]
-        if piece.frame is not None:
-            return piece.frame.text()
-        if piece.key in self._lost:
-            raise DamagedError(f"{piece.key} is not in the store")
-        if self._key != piece.key or not (self._at <= piece.at and piece.at + piece.size <= self._end):
-            self._move(number)
-        start = piece.at - self._at
-        data = self._bytes[start : start + piece.size]
-        return Frame(piece.offset, piece.end - piece.offset, 0, 0, data).text()
-
-    @property
-    def _end(self) -> int:
-        return self._at + len(self._bytes)
-
-    def _move(self, number: int) -> None:
-        """Read the object from piece ``number`` on as far as the pieces after it are its neighbours."""
-        first = self._pieces[number]
-        end = first.at + first.size
-        for piece in islice(self._pieces, number + 1, number + 1 + WINDOW // 64):
-            if piece.key != first.key or piece.gap:
+        Where a copy is damaged, another of the same bytes is used; where there is none, and no
+        reason was told, the gap's begins with ``DAMAGED``. ``end`` of None: as far as anything is
+        known. Raises VanishedError where an object is gone.
+        """
+        gap: Gap | None = None
+        for item in self._stretches(start, end):
+            if isinstance(item, Gap) and gap is not None and gap.reason == item.reason:
+                gap = Gap(gap.generation, gap.start, item.end, gap.reason)
                 continue
-            grown = piece.at + piece.size
-            if not 0 <= piece.at - end <= HOLE or grown - first.at > WINDOW:
-                break
-            end = grown
-        try:
-            self._bytes = self._objects.read(first.key, first.at, end - first.at)
-        except NotFoundError:
-            raise VanishedError(first.key) from None
-        self._key, self._at = first.key, first.at
-
-
-def read(  # noqa: PLR0913 (one call, and each is a plain value)
-    pieces: Sequence[Piece],
-    objects: Objects,
-    *,
-    generation: int,
-    start: int,
-    end: int | None,
-    lost: frozenset[str],
-) -> Iterator[bytes | Gap]:
-    """Yield the text from ``start`` to ``end`` in order, each byte once, and a Gap for every stretch without text.
-
-    ``pieces`` stand in order of offset and may overlap: then the first that has the byte gives it.
-    Where that one is damaged, another with the same bytes is used; where there is none, the gap's
-    reason begins with ``DAMAGED``. ``end`` of None is the last piece's. Raises VanishedError where
-    an object not in ``lost`` is gone.
-    """
-    gap: Gap | None = None
-    for item in _stretches(pieces, _Window(pieces, objects, lost), start, end):
-        if isinstance(item, bytes):
             if gap is not None:
                 yield gap
-                gap = None
-            yield item
-            continue
-        begin, stop, reason = item
-        if gap is not None and gap.reason == reason:
-            gap = Gap(generation, gap.start, stop, reason)
-            continue
+            gap = item if isinstance(item, Gap) else None
+            if isinstance(item, bytes):
+                yield item
         if gap is not None:
             yield gap
-        gap = Gap(generation, begin, stop, reason)
-    if gap is not None:
-        yield gap
+
+    def _stretches(self, start: int, end: int | None) -> Iterator[bytes | Gap]:
+        walk = Walk(self.text, start, end)
+        windows = _Windows(self.text, self._keys, self.objects)
+        while walk.position < walk.end:
+            row = walk.copy()
+            if row is None:
+                absence = walk.absence()
+                reason = absence.reason or f"{DAMAGED}{absence.error or self.hole}"
+                yield Gap(self.text.name[1], absence.start, absence.end, reason)
+                continue
+            try:
+                text = self._text_of(row, walk, windows)
+            except DamagedError as error:
+                walk.reject(str(error))
+                continue
+            offset, _ = self.text.extent(row)
+            begin, stop = walk.take(row)
+            yield text[begin - offset : stop - offset]
+
+    def _text_of(self, row: int, walk: Walk, windows: "_Windows") -> bytes:
+        number, at, _ = self.text.where(row)
+        if number == WAITING:
+            return self._waiting[at].text()
+        return self.text.decoded(row, windows.data(row, walk))
 
 
-def _stretches(
-    pieces: Sequence[Piece], window: _Window, start: int, end: int | None
-) -> Iterator[bytes | tuple[int, int, str]]:
-    """As ``read``, with gaps as (start, end, reason), not yet joined."""
-    stop = max((piece.end for piece in pieces), default=0) if end is None else end
-    position, upcoming = start, 0
-    here: list[int] = []
-    damage: list[tuple[int, str]] = []
-    while position < stop:
-        while upcoming < len(pieces) and pieces[upcoming].offset <= position:
-            here.append(upcoming)
-            upcoming += 1
-        here = [number for number in here if pieces[number].end > position]
-        following = pieces[upcoming].offset if upcoming < len(pieces) else stop
-        number = next((number for number in here if not pieces[number].gap), None)
-        if number is None:
-            upto, reason = _absence(pieces, here, damage, position)
-            upto = min(upto or stop, following, stop)
-            yield (position, upto, reason)
-            position = upto
-            continue
-        piece = pieces[number]
+class _Windows:
+    """The parts of objects that the next rows are in."""
+
+    def __init__(self, text: Text, keys: Sequence[str], objects: Objects) -> None:
+        self._text = text
+        self._keys = keys
+        self._objects = objects
+        self._kept: list[tuple[int, int, bytes]] = []
+
+    def data(self, row: int, walk: Walk) -> bytes:
+        """Return the compressed bytes of ``row``; raise VanishedError."""
+        number, at, size = self._text.where(row)
+        for held, begin, block in self._kept:
+            if held == number and begin <= at and at + size <= begin + len(block):
+                return block[at - begin : at - begin + size]
+        end = self._reach(row, walk)
+        self._kept = self._kept[: WINDOWS - 1]
         try:
-            text = window.text(number)
-        except DamagedError as error:
-            here.remove(number)
-            damage.append((piece.end, f"{DAMAGED}{error}"))
-            continue
-        text = text[position - piece.offset :] if position > piece.offset else text
-        text = text[: stop - position] if len(text) > stop - position else text
-        yield text
-        position += len(text)
-        damage.clear()
+            block = self._objects.read(self._keys[number], at, end - at)
+        except NotFoundError:
+            raise VanishedError(self._keys[number]) from None
+        self._kept.insert(0, (number, at, block))
+        return block[:size]
 
-
-def _absence(
-    pieces: Sequence[Piece], here: Sequence[int], damage: Sequence[tuple[int, str]], position: int
-) -> tuple[int, str]:
-    """Say up to where (0: to the next piece) and why there is no text at ``position``."""
-    if here:
-        return pieces[here[0]].end, pieces[here[0]].gap
-    for upto, reason in damage:
-        if upto > position:
-            return upto, reason
-    return 0, f"{DAMAGED}missing from the archive"
+    def _reach(self, row: int, walk: Walk) -> int:
+        """Return up to where the object is to be read: as far as the rows after this one are its neighbours."""
+        number, first, size = self._text.where(row)
+        end = first + size
+        for other in islice(walk.following(), NEIGHBOURS):
+            of, at, size = self._text.where(other)
+            if of != number:
+                continue
+            if not 0 <= at - end <= HOLE or at + size - first > WINDOW:
+                break
+            end = at + size
+        return end

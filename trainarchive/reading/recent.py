@@ -1,17 +1,18 @@
 """The runs there are, newest first, without a catalog: each archived run costs one manifest."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from trainarchive import keys, manifest
-from trainarchive.errors import TrainarchiveError
+from trainarchive import manifest
+from trainarchive.errors import DamagedError
 from trainarchive.manifest import Manifest
-from trainarchive.reading.live import Door, LiveLane
+from trainarchive.reading.live import Door, LiveLane, clusters, unfinished
+from trainarchive.reading.view import DAMAGED
 from trainarchive.run import Lane, RunKey
 from trainarchive.store.contract import Store
-from trainarchive.stream import State, Stream
+from trainarchive.stream import Stream
 
 THREADS = 8
 """Manifests read at once: each is two round trips to the store."""
@@ -48,41 +49,57 @@ class Listing(msgspec.Struct, frozen=True):
 def recent(store: Store, stream: Stream | None, *, cluster: str = "", limit: int = 50) -> Listing:
     """Return at most ``limit`` runs, those that began last, of one cluster or all.
 
-    Job ids stand for age when it is chosen which manifests to read; what was read is ordered by time.
+    Of archived runs the highest job ids are looked at; what was looked at is ordered by time. A run
+    whose manifest cannot be read has the state DAMAGED, and a note says why.
     """
     door = Door(stream)
     lanes: dict[RunKey, list[Lane]] = {}
     for lane in door.lanes():
         if cluster in ("", lane.run.cluster):
             lanes.setdefault(lane.run, []).append(lane)
-    sealed = set(_sealed(store, cluster))
-    archived = [key for name in manifest.clusters(store) if cluster in ("", name) for key in manifest.runs(store, name)]
+    wanted = [name for name in sorted(clusters(store)) if cluster in ("", name)]
+    sealed = {key for name in wanted for key in unfinished(store, name)}
+    archived = [key for name in wanted for key in manifest.runs(store, name)]
     archived.sort(key=lambda key: (key.job_id, key.attempt, key.generation), reverse=True)
-    chosen = archived[:limit]
     with ThreadPoolExecutor(THREADS, "manifest") as pool:
-        books = [book for book in pool.map(lambda key: manifest.newest(store, key), chosen) if book is not None]
-    # A run in Redis may be older than all that were chosen: then its manifest is asked for by name.
-    known = set(archived)
-    found = [_of_manifest(book) for book in books]
-    tokens = {(book.run.cluster, book.run.job_id, book.run.attempt): _tokens(book) for book in books}
-    for key in sorted(set(lanes) | (sealed - known), reverse=True)[: 4 * limit]:
-        covered = tokens.get((key.cluster, key.job_id, key.attempt), set())
+        books = list(pool.map(lambda key: _book(store, key), archived[:limit]))
+    found = [_of_manifest(book) for book in books if isinstance(book, Manifest)]
+    found += [_of_damaged(key) for key, book in zip(archived, books, strict=False) if isinstance(book, DamagedError)]
+    found += _running(door, lanes, sealed - set(archived), [book for book in books if isinstance(book, Manifest)])
+    found.sort(key=_newness, reverse=True)
+    shown = tuple(found[:limit])
+    notes = [str(book) for book in books if isinstance(book, DamagedError)]
+    # Where there is no Redis no job runs; then it matters only for what is listed as unfinished.
+    if door.known or any(summary.running for summary in shown):
+        notes += door.notes
+    return Listing(shown, len(found) > limit or len(archived) > limit, tuple(notes))
+
+
+def _newness(summary: Summary) -> tuple[float, RunKey]:
+    """When it began; of a run that goes on, if that is not known: just now."""
+    return summary.started or (float("inf") if summary.running else 0.0), summary.run
+
+
+def _book(store: Store, key: RunKey) -> Manifest | DamagedError | None:
+    try:
+        return manifest.newest(store, key)
+    except DamagedError as error:
+        return error
+
+
+def _running(
+    door: Door, lanes: dict[RunKey, list[Lane]], sealed: set[RunKey], books: list[Manifest]
+) -> Iterator[Summary]:
+    """Yield the runs with lanes that no manifest covers, and those that have segments and no manifest (``sealed``)."""
+    tokens: dict[RunKey, set[tuple[str, str]]] = {}
+    for book in books:
+        tokens.setdefault(msgspec.structs.replace(book.run, generation=0), set()).update(_tokens(book))
+    for key in {*lanes, *sealed}:
+        covered = tokens.get(key, set())
         looked = [door.look(lane) for lane in lanes.get(key, ()) if (lane.node, lane.token) not in covered]
-        open_lanes = [found for found in looked if found.state not in (None, State.ARCHIVED)]
-        if open_lanes or (key in sealed and key not in known):
-            found.append(_of_lanes(key, open_lanes))
-    found.sort(key=lambda summary: (summary.started or float("inf"), summary.run), reverse=True)
-    return Listing(tuple(found[:limit]), len(found) > limit or len(archived) > limit, tuple(door.notes))
-
-
-def _sealed(store: Store, cluster: str) -> Iterable[RunKey]:
-    """Yield the runs that have level-0 segments."""
-    for child in [f"{cluster}/"] if cluster else store.children(keys.LIVE):
-        for name in store.children(f"{keys.LIVE}{child}"):
-            try:
-                yield RunKey.parse(f"{child}{name.rstrip('/')}")
-            except TrainarchiveError:
-                continue  # not put there by a worker
+        live = [found for found in looked if found.has_news]
+        if live or key in sealed:
+            yield _of_lanes(key, live)
 
 
 def _tokens(book: Manifest) -> set[tuple[str, str]]:
@@ -109,10 +126,14 @@ def _of_manifest(book: Manifest) -> Summary:
     )
 
 
+def _of_damaged(key: RunKey) -> Summary:
+    return Summary(run=key, state=DAMAGED, running=False, complete=False)
+
+
 def _of_lanes(key: RunKey, lanes: list[LiveLane]) -> Summary:
     sources = [source for found in lanes for source in found.sources.values()]
     jobs = [found.report.job for found in lanes if found.report is not None]
-    ended = lanes and all(found.state is State.DRAINED for found in lanes)
+    ended = lanes and all(found.drained for found in lanes)
     return Summary(
         run=key,
         state="ENDING" if ended else "RUNNING",

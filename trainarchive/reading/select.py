@@ -1,19 +1,22 @@
 """From a job's name to its runs."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from trainarchive import generations, keys, manifest
-from trainarchive.errors import DamagedError, NotFoundError, TrainarchiveError
+from trainarchive.errors import DamagedError, NotFoundError, TrainarchiveError, UnavailableError
 from trainarchive.manifest import Manifest
-from trainarchive.reading.live import Door, LiveLane, segments
+from trainarchive.reading.live import Door, clusters, segments, unfinished
 from trainarchive.reading.objects import Objects
 from trainarchive.reading.reference import Reference, parse
 from trainarchive.reading.view import RunView
-from trainarchive.run import Lane, LaneReport, RunKey, Source
+from trainarchive.run import RunKey, Source
 from trainarchive.store.contract import Store
-from trainarchive.stream import State, Stream
+from trainarchive.stream import Stream
+
+_NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +39,8 @@ def find(store: Store, stream: Stream | None, text: str, wanted: Wanted | None =
     the name says otherwise. Redis is asked before the store, since bytes go that way.
 
     Raises BadReferenceError for a text that is no job's name, and NotFoundError, which says where
-    it was looked for.
+    it was looked for; UnavailableError where Redis may know the job and does not answer. A run
+    whose manifest cannot be read is returned as far as it is known without, and says so.
     """
     return _Search(store, Door(stream)).find(parse(text), wanted or Wanted())
 
@@ -49,7 +53,6 @@ class _Search:
         self._door = door
         self._objects = Objects(store)
         self._lanes = door.lanes()
-        self._sealed_clusters = {child.rstrip("/") for child in store.children(keys.LIVE)}
 
     def find(self, name: Reference, wanted: Wanted) -> list[RunView]:
         attempt = name.attempt if name.attempt is not None else wanted.attempt
@@ -64,19 +67,20 @@ class _Search:
         runs = next(iter(found.values()), set[RunKey]())
         if not runs:
             raise self._unknown(name, clusters)
-        chosen = _attempts(runs, attempt, all_attempts=wanted.all_attempts)
-        views = [view for key in chosen for view in self._views(key, name)]
+        views: list[RunView] = []
+        for attempts in _attempts(runs, attempt):
+            there = (several for key in attempts if (several := self._views(key, name)))
+            views += [view for several in there for view in several] if wanted.all_attempts else next(there, [])
         if not views:
             have = ", ".join(sorted({str(key) for key in runs}))
             raise NotFoundError(f"no such attempt of job {name.text}", hint=f"there are: {have}")
-        return views
+        return sorted(views, key=lambda view: view.key)
 
     def _clusters(self, name: Reference, wanted: Wanted) -> list[str]:
         only = name.cluster or wanted.cluster
         if only:
             return [only]
-        live = {lane.run.cluster for lane in self._lanes} | self._sealed_clusters
-        return sorted(live | set(manifest.clusters(self._store)))
+        return sorted({lane.run.cluster for lane in self._lanes} | clusters(self._store))
 
     def _runs(self, cluster: str, name: Reference) -> set[RunKey]:
         """Return all attempts and generations of the jobs that the name stands for."""
@@ -85,7 +89,7 @@ class _Search:
             jobs.add(name.job_id)
         runs = {lane.run for lane in self._lanes if lane.run.cluster == cluster and lane.run.job_id in jobs}
         for job in jobs:
-            runs |= _unfinished(self._store, cluster, job)
+            runs |= set(unfinished(self._store, cluster, job))
             runs |= set(manifest.runs(self._store, cluster, job))
         return runs
 
@@ -106,24 +110,18 @@ class _Search:
         found: list[str] = []
         for mark in "_+":
             begun = keys.alias_prefix(cluster, f"{job}{mark}").rstrip("/")
-            found += [f"{job}{mark}{child.rstrip('/')}" for child in self._store.children(begun)]
+            names = (child.rstrip("/") for child in self._store.children(begun))
+            found += [f"{job}{mark}{name}" for name in names if _NUMBER.fullmatch(name)]
         return found
 
     def _views(self, key: RunKey, name: Reference) -> list[RunView]:
         """Return the newest generation of an attempt, or the one that is named, if it is there."""
         lanes = {lane: self._door.look(lane) for lane in self._lanes if lane.run == key}
         level0 = segments(self._store, key)
-        books = _manifests(self._store, key)
-        owned = {(entry.node, token) for book in books.values() for entry in book.nodes for token in entry.tokens}
-        reports: dict[Lane, LaneReport | None] = {}
-        for lane in {*lanes, *level0}:
-            if (lane.node, lane.token) in owned:
-                reports[lane] = None  # whose it is, is known by its token
-            elif _is_unwritten(lanes.get(lane), level0.get(lane, ())):
-                reports[lane] = self._report(lanes.get(lane), level0.get(lane, ()))
-        shares = generations.assign(reports, books)
-        number = name.generation if name.exact else max([*shares, *books], default=0)
-        if number is None or (number not in shares and number not in books):
+        books, damaged = _manifests(self._store, key)
+        shares = generations.shares(lanes, level0, books, lambda segment: self._objects.contents(segment).lanes)
+        number = name.generation if name.exact else max([*shares, *books, *damaged], default=0)
+        if number is None or number not in {*shares, *books, *damaged}:
             return []
         mine = shares.get(number, [])
         return [
@@ -134,69 +132,47 @@ class _Search:
                 books.get(number),
                 lanes=[lanes[lane] for lane in mine if lane in lanes],
                 level0={lane: level0[lane] for lane in mine if lane in level0},
+                damaged=damaged.get(number, ""),
             )
         ]
 
-    def _report(self, found: LiveLane | None, listed: Sequence[str]) -> LaneReport | None:
-        """Return a lane's latest report: Redis' word, else its last segment's."""
-        if found is not None and found.report is not None:
-            return found.report
-        for key in reversed(listed):
-            try:
-                return next(iter(self._objects.contents(key).lanes.values()), None)
-            except (NotFoundError, DamagedError):
-                continue  # an older segment may still tell
-        return None
-
-    def _unknown(self, name: Reference, clusters: Sequence[str]) -> NotFoundError:
+    def _unknown(self, name: Reference, clusters: Sequence[str]) -> TrainarchiveError:
         where = f"in {', '.join(clusters)}" if clusters else "in any cluster"
-        looked = "archived runs, sealed segments" + (f" and {len(self._lanes)} live lanes" if self._door.open else "")
-        more = f"; {self._door.notes[0]}" if self._door.notes else ""
+        if self._door.known and self._door.unanswered:
+            return UnavailableError(
+                f"no job {name.text} {where} is archived, and whether it runs is not known: {self._door.unanswered}",
+                hint="try again when the log Redis answers",
+            )
+        looked = f"sealed segments and {len(self._lanes)} live lanes" if self._door.known else "sealed segments"
+        more = "" if self._door.known else f"; {self._door.unanswered}"
         return NotFoundError(
-            f"no job {name.text} {where}: looked at {looked}{more}", hint="`trainarchive ls` shows what there is"
+            f"no job {name.text} {where}: looked at archived runs, {looked}{more}",
+            hint="`trainarchive ls` shows what there is",
         )
 
 
-def _is_unwritten(found: LiveLane | None, listed: Sequence[str]) -> bool:
-    """Say whether a lane that no manifest names may still come into one: else its run is purged, or it went away."""
-    if found is None or found.state is None:
-        return bool(listed)
-    return found.state is not State.ARCHIVED
-
-
-def _attempts(runs: Iterable[RunKey], attempt: int | None, *, all_attempts: bool) -> list[RunKey]:
-    """Return, of each job, the attempts that are asked for, without generations."""
+def _attempts(runs: Iterable[RunKey], attempt: int | None) -> list[list[RunKey]]:
+    """Return, of each job, the attempts that may be meant, newest first, without generations."""
     jobs: dict[int, set[RunKey]] = {}
     for key in runs:
-        jobs.setdefault(key.job_id, set()).add(msgspec.structs.replace(key, generation=0))
-    chosen: list[RunKey] = []
-    for job in sorted(jobs):
-        if attempt is not None:
-            chosen += [key for key in jobs[job] if key.attempt == attempt]
+        if attempt in (None, key.attempt):
+            jobs.setdefault(key.job_id, set()).add(msgspec.structs.replace(key, generation=0))
+    return [sorted(found, reverse=True) for found in jobs.values()]
+
+
+def _manifests(store: Store, key: RunKey) -> tuple[dict[int, Manifest], dict[int, str]]:
+    """Return the newest manifest of each generation of an attempt, and what is wrong with those that cannot be read."""
+    books: dict[int, Manifest] = {}
+    damaged: dict[int, str] = {}
+    for run in manifest.generations(store, key):
+        try:
+            book = manifest.newest(store, run)
+        except DamagedError as error:
+            damaged[run.generation] = str(error)
         else:
-            chosen += sorted(jobs[job]) if all_attempts else [max(jobs[job])]
-    return chosen
-
-
-def _manifests(store: Store, key: RunKey) -> dict[int, Manifest]:
-    """Return the newest manifest of each generation of an attempt."""
-    found = {run.generation: manifest.newest(store, run) for run in manifest.generations(store, key)}
-    return {number: book for number, book in found.items() if book is not None}
-
-
-def _unfinished(store: Store, cluster: str, job: int) -> set[RunKey]:
-    """Return the attempts of a job that have level-0 segments."""
-    begun = keys.live_prefix(RunKey(cluster, job)).removesuffix("0/")
-    found = (_key(f"{cluster}/{job}.{child}") for child in store.children(begun))
-    return {key for key in found if key is not None}
-
-
-def _key(text: str) -> RunKey | None:
-    """Read a run key that stands in the store; None where somebody else put something there."""
-    try:
-        return RunKey.parse(text.rstrip("/"))
-    except TrainarchiveError:
-        return None
+            if book is not None:
+                books[run.generation] = book
+    return books, damaged
 
 
 def _is_called(source: Source, name: Reference) -> bool:
