@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint check setup setup-test system-packages clean
+.PHONY: demo test lint setup setup-test system-packages clean
 
 demo: setup
 	$(BIN)/trainarchive demo --home trainarchive-demo
@@ -21,6 +21,8 @@ setup: $(VENV)/.installed
 setup-test: $(VENV)/.installed-test
 
 $(VENV)/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or later is needed: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/pip

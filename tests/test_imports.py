@@ -13,13 +13,13 @@ PACKAGE = Path(trainarchive.__file__).parent
 
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors", "settings", "run", "frame", "places"),
-    ("notice", "processes", "sources", "opening", "tail", "spool", "holder"),
+    ("notice", "private", "processes", "sources", "opening", "tail", "spool", "holder"),
     ("stream", "embedded"),
     ("collector",),
     ("keys", "segment", "store"),
     (
         *("hosts", "states", "manifest", "coverage", "shelf", "contents", "generations", "nodes"),
-        *("sealing", "finishing", "sweeping", "reaping"),
+        *("sealing", "lease", "finishing", "sweeping", "reaping"),
     ),
     ("reading", "fetching"),
     ("cli", "demo", "__main__"),

@@ -4,14 +4,14 @@ The modules, in import order (a module imports only from its own row and the row
 
 =============================================  ========================================================
 errors settings run frame places               the words: what travels between the parts
-notice processes sources opening tail spool    a compute node's parts
-holder
+notice private processes sources opening tail  a compute node's parts
+spool holder
 stream embedded                                the door: the log Redis lives here only
 collector                                      the daemon of a compute node
 keys segment store                             the shelf: object names, segments, object stores
 hosts states manifest coverage shelf contents  the books: what workers do with a run
-generations nodes sealing finishing sweeping
-reaping
+generations nodes sealing lease finishing
+sweeping reaping
 reading fetching                               the reader: live and archived, one path
 cli demo                                       faces
 =============================================  ========================================================

@@ -44,6 +44,14 @@ def test_urls_of_no_store(tmp_path: Path, url: str, what: str) -> None:
     assert caught.value.where == "store.url"
 
 
+@pytest.mark.parametrize("below", ["", "/archive", "/a/b/c"])
+def test_a_file_in_the_directorys_place(tmp_path: Path, below: str) -> None:
+    """A worker hears of it at its start, not from every task."""
+    (tmp_path / "passwd").touch()
+    with pytest.raises(SettingsError, match="no directory stands in its way"):
+        open_store(Settings(home=tmp_path, store=StoreSettings(url=f"file://{tmp_path}/passwd{below}")))
+
+
 def test_passwords_in_urls_are_not_shown(tmp_path: Path) -> None:
     """An error about a URL with credentials does not repeat them."""
     with pytest.raises(SettingsError) as caught:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -45,6 +46,7 @@ class Node:
         self.scratch = root / "scratch"
         self.spool = root / "spool"
         self._home = home
+        self._log = home / f"collector-{name}.log"
         self._collector: subprocess.Popen[bytes] | None = None
         self.scratch.mkdir(parents=True)
         self.spool.mkdir(mode=0o711)
@@ -55,13 +57,16 @@ class Node:
         """Start this node's collector as a process of its own."""
         environment = os.environ | {
             "TRAINARCHIVE_HOME": os.fspath(self._home),
-            "TRAINARCHIVE_NODE_NAME": self.name,
             "TRAINARCHIVE_NODE_SPOOL": os.fspath(self.spool),
             "TRAINARCHIVE_NODE_STATE": os.fspath(self.root / "state"),
         }
-        with (self._home / f"collector-{self.name}.log").open("ab") as log:
+        with self._log.open("ab") as log:
             command = [sys.executable, "-m", "trainarchive", "collector"]
             self._collector = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    def await_collector(self, seconds: float) -> None:
+        """Return when the collector looks after its spool: a prolog may be earlier, a short process may not."""
+        await_process(self._collector, self._log, (self.root / "state" / "alive").exists, seconds)
 
     def stop_collector(self) -> None:
         """Stop it gracefully, or by force when that takes too long."""
@@ -157,6 +162,19 @@ class Node:
                 name, _, value = assignment.partition("=")
                 exports[name] = value
         return exports
+
+
+def await_process(
+    process: subprocess.Popen[bytes] | None, log: Path, is_ready: Callable[[], bool], seconds: float
+) -> None:
+    """Wait until ``is_ready``; raise, with the log's last line, where the process ends or takes too long."""
+    deadline = time.monotonic() + seconds
+    while not is_ready():
+        ended = process is None or process.poll() is not None
+        if ended or time.monotonic() > deadline:
+            last = (log.read_text(errors="backslashreplace").splitlines() or ["no word"])[-1]
+            raise TrainarchiveError(f"{'ended' if ended else 'not ready'}: {last}", where=os.fspath(log))
+        time.sleep(0.05)
 
 
 def wait_for(ranks: list[subprocess.Popen[bytes]], seconds: float) -> list[int]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainarchive import manifest
-from trainarchive.demo.node import Node, PretendJob, Rank, wait_for
+from trainarchive.demo.node import Node, PretendJob, Rank, await_process, wait_for
 from trainarchive.demo.truth import Verdict, compare, digest_of, told
 from trainarchive.errors import TrainarchiveError
 from trainarchive.run import RunKey
@@ -58,6 +58,10 @@ class Story:
             self._worker = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         for node in self._nodes:
             node.start_collector()
+        worker_log = self._home / "worker.log"
+        await_process(self._worker, worker_log, lambda: b"ready" in worker_log.read_bytes(), READY_S)
+        for node in self._nodes:
+            node.await_collector(READY_S)
         self._say("started: a worker with its embedded Redis, and a collector on each of the pretend nodes n1 and n2")
 
     def _stop_collectors(self) -> None:

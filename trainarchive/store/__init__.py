@@ -1,6 +1,7 @@
 """Object stores: one contract, many places to keep bytes."""
 
 import os
+from pathlib import Path
 from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from trainarchive.errors import SettingsError
@@ -48,6 +49,9 @@ def _directory(parts: SplitResult) -> str:
         raise _unusable("? and # in the path of a file:// URL are written %3F and %23")
     if "\0" in path:
         raise _unusable("NUL cannot be in a path")
+    there = next(place for place in (Path(path), *Path(path).parents) if os.path.lexists(place))
+    if not there.is_dir():
+        raise _unusable("something that is no directory stands in its way")
     return path
 
 
