@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from celery import bootsteps
-from celery.worker import components
+from celery.worker import components, state
 
 LOOK_EVERY_S = 2.0
 
@@ -25,6 +25,9 @@ class BeatKeeper(bootsteps.StartStopStep):
 
     @staticmethod
     def _look(worker: Any) -> None:
+        ending: Any = (state.should_stop, state.should_terminate)  # exit codes, of which 0 is one; None while it works
+        if any(end is not None for end in ending):
+            return  # whoever ends the worker ends beat, too
         for step in worker.steps:
             if isinstance(step, components.Beat) and not step.obj.is_alive():
                 _log.error("beat ended by itself; it is started again")
