@@ -19,6 +19,9 @@ from trainarchive.stream import Stream
 REMEMBER_S = 3600.0
 """How long a killed attempt counts."""
 
+TRY_AGAIN_S = 10.0
+"""A task that failed, for want of the store or for another reason told, is queued again after so long."""
+
 BACK_OFF_MAX_S = 60.0
 
 _log = logging.getLogger(__name__)
@@ -76,14 +79,18 @@ def underway(hint: Hint, stream: Stream, settings: Settings, work: Callable[[Hoo
 
     A task whose process was killed (out of memory, by the time limit) comes back; after
     ``worker.max_attempts`` of that within an hour it is refused, with an error in the log. What
-    raises is not tried again here: the mark runs out, and the sweep sends it anew. Success frees
-    the mark at once.
+    raises is not tried again here: the mark soon runs out, and the sweep sends it anew. Success
+    frees the mark at once.
     """
     mark, seconds = _mark(hint.task, hint.subject), settings.seal.lease_s
     with told(f"{hint.task} {hint.subject}"), _attempt(stream, hint, settings.worker.max_attempts) as allowed:
         if allowed:
             stream.lock(mark, hint.marker, seconds)
-            work(lease.kept(stream, mark, hint.marker, seconds))
+            try:
+                work(lease.kept(stream, mark, hint.marker, seconds))
+            except TrainarchiveError:
+                stream.lock(mark, hint.marker, min(seconds, TRY_AGAIN_S))
+                raise
             stream.unlock(mark, hint.marker)
 
 

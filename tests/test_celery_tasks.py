@@ -232,11 +232,11 @@ def test_beat_dies(start_worker: StartWorker, settings: Settings) -> None:
     assert (len(parents), len(children)) == (2, 3)
     for pid in children:
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: "beat ended by itself" in worker.log.read_text(), "beat missed", 15)
+    wait_for(lambda: "beat ended by itself" in worker.log.read_text(), "beat missed", 40)
     stream, store = door(settings), open_store(settings)
     stream.open(LANE, LaneReport(Job(1000, nodes="n1")), [SOURCE])
     send(stream, [b"hello\n"], 0)
-    wait_for(lambda: list(store.list(keys.live_prefix(RUN))), "a segment", 20)
+    wait_for(lambda: list(store.list(keys.live_prefix(RUN))), "a segment", 60)
     assert {pid for pid in worker.family() if parent_of(pid) == worker.process.pid} == parents
     worker.kill()
     stream.close()
