@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,11 +34,21 @@ from trainarchive.stream import Append, Stream
 EVIL = b"/logs/\x1b[2J\x1b]0;owned\x07[red]bold[/red]\n\xc2\x9b31m\xe2\x80\xae.out"
 PATHS = {"s0": b"/logs/rank 0.out", "s1": EVIL}
 
+REFUSED = (Refusal("/etc/sha\x1b[2Jdow", "not a \x1b[31mregular file"),)
+"""A reason that no collector gives: it may mean anything."""
+
 Run = Callable[..., Result]
 
 
-def put_run(
-    home: Path, job: int = 123, *, texts: Mapping[str, bytes] | None = None, gap: bool = False, cluster: str = "c"
+def put_run(  # noqa: PLR0913 (what tests say of a run)
+    home: Path,
+    job: int = 123,
+    *,
+    texts: Mapping[str, bytes] | None = None,
+    gap: bool = False,
+    cluster: str = "c",
+    refusals: Sequence[Refusal] = (),
+    notes: Sequence[str] = (),
 ) -> None:
     """Store a finished run in the embedded form's store below ``home``."""
     store = LocalStore(str(home / "store"))
@@ -72,8 +83,8 @@ def put_run(
         Job(1000, "ada", started=1_700_000_000.0),
         skew_s=0.5,
         skew_error_s=0.001,
-        refusals=(Refusal("/etc/sha\x1b[2Jdow", "not a \x1b[31mregular file"),),
-        notes=("a note\x07",),
+        refusals=(Refusal("/li\x1b[2Jnk", "symbolic link"), *refusals),
+        notes=tuple(notes),
     )
     book = Manifest(
         number=1,
@@ -217,15 +228,76 @@ def test_wrong_usage(words: Sequence[str]) -> None:
     """Wrong words and settings end with status 2, and with --json as an error in JSON."""
     plain = run(*words)
     assert (plain.exit_code, plain.stdout) == (2, "")
-    assert plain.stderr
+    assert re.fullmatch(r"trainarchive: .* \(.*\)\n", plain.stderr), "one line, with what to do next"
     told = run(*words, "--json")
-    assert told.exit_code == 2
-    assert json.loads(told.stdout)["error"]["what"]
+    assert (told.exit_code, told.stderr) == (2, "")
+    error = json.loads(told.stdout)["error"]
+    assert error["what"]
+    assert error["hint"] in plain.stderr
 
 
 @pytest.mark.usefixtures("home")
-def test_an_error_is_one_line_or_one_document() -> None:
+def test_usage_errors_name_the_verb() -> None:
+    """Where, what, and where to read more."""
+    shown = run("fetch", "1", "--kind", "x").stderr
+    assert shown.startswith("trainarchive: fetch: Invalid value for '--kind': 'x' is not one of")
+    assert shown.endswith("(see trainarchive fetch --help)\n")
+    shown = run("fetch", "123", "--attempt", "1", "--all-attempts").stderr
+    assert shown == (
+        "trainarchive: fetch: --attempt and --all-attempts exclude each other (see trainarchive fetch --help)\n"
+    )
+    assert run("nonsense").stderr.startswith("trainarchive: No such command 'nonsense' (see trainarchive --help)")
+    assert "Usage:" in run().output, "without any word it is help"
+
+
+def test_an_archive_that_is_not_there(home: Path, tmp_path: Path) -> None:
+    """A wrong home is no archive without runs: every reader names the directory, in JSON too."""
+    says = f"trainarchive: {home}/store: no archive here yet (is --home, TRAINARCHIVE_HOME or [store] url right?)\n"
+    for words in (("ls",), ("ls", "--cluster", "c"), ("show", "1"), ("fetch", "1"), ("fetch", "c/1")):
+        shown = run(*words)
+        assert (shown.exit_code, shown.stdout, shown.stderr) == (3, "", says)
+        assert json.loads(run(*words, "--json").stdout)["error"]["where"] == f"{home}/store"
+    assert not home.exists()
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", ["ls", "worker", "collector"])
+@pytest.mark.usefixtures("home")
+def test_a_home_that_cannot_be_used(verb: str, tmp_path: Path) -> None:
+    """A home below a file, and one that this user may not enter, are one clear line with the path, and no defect."""
+    (tmp_path / "file").touch()
+    homes = [tmp_path / "file" / "home"]
+    if os.geteuid() != 0:
+        (tmp_path / "closed").mkdir(mode=0)
+        homes += [tmp_path / "closed", tmp_path / "closed" / "home"]
+    for place in homes:
+        done = process("--home", str(place), verb)
+        assert re.fullmatch(r"trainarchive: .*/(file|closed)\S*: .*--home.*TRAINARCHIVE_HOME.*\n", done.stderr)
+        assert ("Permission denied" in done.stderr) == (place.parts[-2] == "closed" or place.name == "closed")
+        assert done.returncode in (1, 2)
+
+
+@pytest.mark.usefixtures("home")
+def test_what_the_system_refuses_is_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path that may not be used is told with what to do; an error without a path stays a defect."""
+
+    @click.command()
+    @click.argument("path")
+    def refused(path: str) -> None:
+        raise PermissionError(errno.EACCES, "x", *([path] if path else []))
+
+    monkeypatch.setattr("trainarchive.cli.ls.command", refused)
+    shown = run("ls", "/there\n")
+    assert shown.exit_code == 1
+    assert shown.stderr == (
+        "trainarchive: /there : Permission denied (choose another with --home or TRAINARCHIVE_HOME)\n"
+    )
+    assert "internal error" in run("ls", "").stderr
+
+
+def test_an_error_is_one_line_or_one_document(home: Path) -> None:
     """An unknown job is one line on standard error, or one JSON document on standard output."""
+    put_run(home)
     plain = run("show", "999")
     assert plain.exit_code == 3
     assert plain.stdout == ""
@@ -249,8 +321,10 @@ def test_an_error_steers_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (shown.exit_code, shown.stderr) == (1, "trainarchive: a b: bad\\x1b[2J\\x9b\n")
 
 
-def test_a_defect_is_one_line_and_a_private_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception that nobody foresaw is one line; the traceback is in a file that only the user can read."""
+@pytest.mark.usefixtures("home")
+def test_a_defect_is_one_line_and_a_private_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception that nobody foresaw is one line; the traceback is in a temporary file of the user's alone."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     @click.command()
     def breaks() -> None:
@@ -265,7 +339,7 @@ def test_a_defect_is_one_line_and_a_private_file(home: Path, monkeypatch: pytest
     )
     assert found is not None
     kept = Path(found[1])
-    assert kept.parent == home.parent / "user"
+    assert kept.parent == tmp_path
     assert kept.stat().st_mode & 0o777 == 0o600
     assert "ZeroDivisionError" in kept.read_text()
 
@@ -318,6 +392,7 @@ def test_a_terminal_without_the_characters(home: Path) -> None:
 
 def test_ls(home: Path) -> None:
     """``ls`` lists runs with state, times and sizes, without a note where nothing is unfinished and no worker runs."""
+    (home / "store").mkdir(parents=True)
     assert run("ls").stdout == "no runs\n"
     put_run(home, 123, gap=True)
     put_run(home, 124, cluster="d")
@@ -332,6 +407,7 @@ def test_ls(home: Path) -> None:
     }
     told = json.loads(run("ls", "--json", "--cluster", "d").stdout)
     assert [(each["run"], each["size"], each["missing"]) for each in told["runs"]] == [("d/124.0", 9, 0)]
+    assert run("ls", "--cluster", "e").stderr == "trainarchive: no cluster e (there are: c, d)\n"
     short = run("ls", "--limit", "1")
     assert len(short.stdout.splitlines()) == 2
     assert "--limit" in short.stderr
@@ -427,7 +503,7 @@ def test_clock() -> None:
 
 def test_show(home: Path) -> None:
     """``show`` tells state, layout, what is missing, what was refused and the clock's skew."""
-    put_run(home, gap=True)
+    put_run(home, gap=True, refusals=REFUSED, notes=("a note\x07",))
     shown = run("show", "123").stdout
     for text in (
         "c/123.0",
@@ -436,17 +512,59 @@ def test_show(home: Path) -> None:
         "1:0",
         "90 s",
         "ada (1000)",
-        "1 objects",
+        "1 object,",
+        "9 B in 2 files",
+        "no: 20 B missing; 2 things may mean that more is missing, see below",
+        r"node n1: /li\x1b[2Jnk: symbolic link",
+        r"node n1: a note\x07",
         "+500.0 ms ± 1.0",
         "/logs/rank 0.out",
         "bytes 5-15: spool full",
-        r"/etc/sha\x1b[2Jdow: not a \x1b[31mregular file",
-        r"a note\x07",
+        r"node n1: /etc/sha\x1b[2Jdow: not followed: not a \x1b[31mregular file",
     ):
         assert text in shown
     told = json.loads(run("show", "123", "--json").stdout)
     assert (told["run"], told["running"], told["text_bytes"]) == ("c/123.0", False, 9)
     assert told["manifest"]["exit_code"] == "1:0"
+    assert [each["reason"] for each in told["unseen"]] == ["a note\x07", REFUSED[0].reason]
+    put_run(home, 124)
+    assert re.search(r"^complete +yes$", run("show", "124").stdout, re.MULTILINE)
+
+
+def test_a_run_that_not_everybody_saw_looks_so(home: Path) -> None:
+    """What a node could not see ends a fetch with status 4 and stands in every list, escaped, first few first."""
+    notes = [f"note {number}\x1b[2J" for number in range(4)]
+    put_run(home, refusals=REFUSED, notes=notes)
+    put_run(home, 124)
+    listed = {line.split()[0]: line.split()[-1] for line in run("ls").stdout.splitlines()}
+    assert (listed["c/123.0"], listed["c/124.0"]) == ("?", "B")
+    counted = {each["run"]: each["unseen"] for each in json.loads(run("ls", "--json").stdout)["runs"]}
+    assert counted == {"c/123.0": 5, "c/124.0": 0}
+    done = run("fetch", "123")
+    assert done.exit_code == 4
+    assert done.stderr.splitlines() == [
+        *(rf"trainarchive: c/123.0: may be missing: node n1: note {number}\x1b[2J" for number in range(3)),
+        "trainarchive: c/123.0: and 2 more, see job-123/GAPS.txt",
+        "trainarchive: c/123.0: 5 things may mean that more is missing (see job-123/GAPS.txt)",
+    ]
+    assert len(Path("job-123/GAPS.txt").read_text().splitlines()) == 6
+    told = run("fetch", "123", "--json")
+    assert (told.exit_code, told.stderr) == (4, "")
+    document = json.loads(told.stdout)
+    assert [each["reason"] for each in document["unseen"]] == [*notes, REFUSED[0].reason]
+    assert document["error"]["what"].startswith("5 things")
+    assert run("fetch", "124").exit_code == 0
+
+
+def test_a_run_without_a_file_looks_so(home: Path) -> None:
+    """Where nothing at all was followed, that is said, and is no success."""
+    put_run(home, texts={})
+    assert run("ls").stdout.splitlines()[1].endswith("?")
+    assert "no: no file of it was followed" in run("show", "123").stdout
+    done = run("fetch", "123")
+    assert done.exit_code == 4
+    assert done.stderr == "trainarchive: c/123.0: no file of it was followed (see job-123/GAPS.txt)\n"
+    assert Path("job-123/GAPS.txt").exists()
 
 
 def on_terminal(*words: str) -> bytes:
@@ -474,7 +592,7 @@ def on_terminal(*words: str) -> bytes:
 @pytest.mark.parametrize("words", [("show", "123"), ("ls",), ("fetch", "123")])
 def test_hostile_names_steer_no_terminal(home: Path, words: Sequence[str]) -> None:
     """Escapes, bells, line ends, direction marks and markup in a file's name stay text, on a terminal and off it."""
-    put_run(home, gap=True)
+    put_run(home, gap=True, refusals=REFUSED, notes=("a note\x07",))
     written = on_terminal(*words)
     for bad in (b"\x1b[2J", b"\x1b]0", b"\x07", b"\xc2\x9b", b"\xe2\x80\xae", b"\x1b[31mregular"):
         assert bad not in written
@@ -503,13 +621,20 @@ def test_fetch(home: Path) -> None:
     assert Path("job-123/n1/logs/rank 0.out").read_bytes() == b"zero\n"
     assert (Path("job-123/n1") / os.fsdecode(EVIL[1:])).read_bytes() == b"one\n"
     assert not Path("job-123/GAPS.txt").exists()
-    assert "2 were there already" in run("fetch", "123").stdout
+    assert "0 files, 0 bytes, written to job-123; 2 files there already" in run("fetch", "123").stdout
     told = json.loads(run("fetch", "123", "--rank", "0", "-o", "x", "--json").stdout)
     assert (told["run"], told["running"], told["gaps"]) == ("c/123.0", False, [])
     (file,) = told["files"]
     assert (file["path"], file["rank"], file["bytes"], file["status"]) == ("n1/logs/rank 0.out", 0, 5, "written")
     assert file["blake3"] == blake3(b"zero\n").hexdigest()
     assert run("fetch", "123", "--rank", "5").exit_code == 3
+    part = run("fetch", "123", "--rank", "1,5-7", "-o", "y")
+    assert (part.exit_code, part.stdout) == (0, "c/123.0: 1 file, 4 bytes, written to y\n")
+    assert part.stderr == "trainarchive: c/123.0: without a file of their own: ranks 5-7\n"
+    put_run(home, 124)
+    other = run("fetch", "124", "-o", "y")
+    assert other.exit_code == 1
+    assert re.fullmatch(r"trainarchive: y: holds the files of another run, c/123\.0, .*\n", other.stderr)
 
 
 def test_fetch_with_gaps(home: Path) -> None:
@@ -517,13 +642,13 @@ def test_fetch_with_gaps(home: Path) -> None:
     put_run(home, gap=True)
     plain = run("fetch", "123")
     assert plain.exit_code == 4
-    assert plain.stderr == "trainarchive: c/123.0: 20 bytes are missing in 2 gaps (see job-123/GAPS.txt)\n"
+    assert plain.stderr == "trainarchive: c/123.0: missing: 20 bytes in 2 gaps (see job-123/GAPS.txt)\n"
     assert Path("job-123/n1/logs/rank 0.out").read_bytes() == b"zero\n"
     told = run("fetch", "123", "--json")
     assert told.exit_code == 4
     document = json.loads(told.stdout)
     assert (len(document["files"]), len(document["gaps"])) == (2, 2)
-    assert document["error"]["what"].startswith("20 bytes")
+    assert document["error"]["what"] == "missing: 20 bytes in 2 gaps"
 
 
 def test_fetch_of_damaged_bytes(home: Path) -> None:
@@ -622,5 +747,5 @@ def test_small_words() -> None:
         "?", "0 B", "1023 B", "1.0 KiB", "1.5 MiB", "1.0 TiB",
     ]  # fmt: skip
     assert output.moment(0.0) == output.moment(1e300) == output.moment(float("nan")) == "-"
-    assert re.fullmatch(r"2023-11-1\d \d\d:\d\d:20", output.moment(1_700_000_000.0))
+    assert re.fullmatch(r"2023-11-1\d \d\d:\d\d:20[+-]\d\d:\d\d", output.moment(1_700_000_000.0)), "with its zone"
     assert output.printable("a\\b é\n\x1b\u202e\ud800") == "a\\b é\\n\\x1b\\u202e\\ud800"

@@ -11,14 +11,14 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainarchive import keys, manifest, segment
+from trainarchive import keys, manifest, opening, segment
 from trainarchive.errors import NotFoundError, TrainarchiveError
-from trainarchive.fetching import Copied, Folder, Selection, fetch
+from trainarchive.fetching import Copied, Folder, Selection, fetch, wording
 from trainarchive.fetching.naming import DAMAGED, GAPS, MANIFEST, Name, damaged_name, names_of, shown
 from trainarchive.frame import Framer, gap_frame
 from trainarchive.manifest import Generation, Manifest, NodeEntry, Part, SourceEntry, Span
 from trainarchive.reading import RunView, find
-from trainarchive.run import Gap, Kind, Lane, RunKey, Source, path_fields
+from trainarchive.run import Gap, Job, Kind, Lane, LaneReport, Refusal, RunKey, Source, path_fields
 from trainarchive.segment import Entry
 from trainarchive.store.contract import Store
 from trainarchive.store.memory import MemoryStore
@@ -228,7 +228,7 @@ def test_files_come_out_as_they_were(tmp_path: Path) -> None:
     }
     assert {file.status for file in copied.files} == {"written"}
     assert copied.gaps == ()
-    assert copied.run == "c/123.0"
+    assert (copied.run, copied.complete) == ("c/123.0", True)
     assert (tmp_path / "new" / "out" / "manifest.json").read_bytes().startswith(b"{\n")
     assert (
         msgspec.json.decode((tmp_path / "new" / "out" / "manifest.json").read_bytes(), type=Manifest) == view.manifest
@@ -251,8 +251,73 @@ def test_selection(tmp_path: Path) -> None:
     assert names(2, ranks=((0, 0), (4, 9))) == {b"n1/0", b"n2/5"}
     assert names(3, nodes=("n*2",)) == {b"n2/5", b"n2/k"}
     assert names(4, nodes=("n2",), kinds=("task",)) == {b"n2/5"}
-    with pytest.raises(NotFoundError, match=r"ranks 0 to 5; 2 nodes; kinds kernel, task"):
+    says = r"ranks 7-8 have no file of their own; 1 file is shared .*--node.*there are files of ranks 0,5\)"
+    with pytest.raises(NotFoundError, match=says):
         names(5, ranks=((7, 8),))
+    with pytest.raises(NotFoundError, match=r"no node n7\*, x \(there are files of: n1, n2\)"):
+        names(6, nodes=("n7*", "x"))
+    with pytest.raises(NotFoundError, match=r"none of its files match \(there are: rank 0; 2 nodes; task\)"):
+        names(7, nodes=("n1",), kinds=("kernel",))
+
+
+def test_a_rank_that_writes_to_shared_files_only(tmp_path: Path) -> None:
+    """It is said that ranks share the files, and how to get at them."""
+    view = view_of((source("s0", b"/0", rank=0), [[b"0"]]), *((source(n, b"/" + n.encode()), [[b"x"]]) for n in "ab"))
+    says = r"rank 3 has no file of its own; 2 files are shared .*: use --node, or fetch without --rank.*of rank 0\)"
+    with pytest.raises(NotFoundError, match=says):
+        fetched(view, tmp_path, Selection(ranks=((3, 3),)))
+    with pytest.raises(NotFoundError, match=r"rank 3 has .* \(no rank has a file of its own\)"):
+        fetched(view_of((source("a", b"/a"), [[b"x"]])), tmp_path, Selection(ranks=((3, 3),)))
+
+
+def test_ranks_without_files_are_told(tmp_path: Path) -> None:
+    """Of the ranks that are asked for the ones without a file stand in the result, however many."""
+    view = view_of(*((source(f"s{rank}", b"/%d" % rank, rank=rank), [[b"x"]]) for rank in (0, 4, 5, 9)))
+    copied = fetched(view, tmp_path, Selection(ranks=((3, 10**9), (0, 0), (1, 1))))
+    assert copied.ranks_without_files == ((3, 3), (6, 8), (10, 10**9), (1, 1))
+    assert len(copied.files) == 4
+    assert fetched(view, tmp_path).ranks_without_files == ()
+
+
+SPANS = st.lists(
+    st.integers(0, 30).flatmap(lambda first: st.tuples(st.just(first), st.integers(first, 30))), max_size=6
+)
+
+
+@given(SPANS, st.sets(st.integers(0, 30)))
+def test_any_ranks(spans: list[tuple[int, int]], have: set[int]) -> None:
+    """What is left of spans are exactly the ranks that no source has, and ranges tell exactly the numbers of spans."""
+    sources = [source(f"s{rank}", b"/x", rank=rank) for rank in have]
+    wanted = {rank for first, last in spans for rank in range(first, last + 1)}
+    left = Selection(ranks=tuple(spans)).without(sources)
+    assert {rank for first, last in left for rank in range(first, last + 1)} == wanted - have
+    told = [word.partition("-") for word in wording.ranges(spans).split(",") if word]
+    assert [n for first, _, last in told for n in range(int(first), int(last or first) + 1)] == sorted(wanted)
+
+
+def test_words() -> None:
+    """One file, two files; the first of very many names."""
+    assert [wording.counted(count, "file") for count in (0, 1, 2, 12_345)] == [
+        "0 files", "1 file", "2 files", "12,345 files",
+    ]  # fmt: skip
+    assert wording.names(["b", "a", "a"]) == "a, b"
+    assert wording.names(f"n{number:02}" for number in range(20)).endswith("n15 and 4 more")
+
+
+def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
+    """Files of two runs never get mixed, and nobody's own manifest.json is written over."""
+    view = view_of((source("s1", b"/a"), [[b"text"]]))
+    (tmp_path / "manifest.json").write_text('{"run": {"cluster": "c", "job_id": 7, "attempt": 0}}')
+    with pytest.raises(TrainarchiveError, match=r"holds the files of another run, c/7\.0, not of c/123\.0 \(.*-o\)"):
+        fetched(view, tmp_path)
+    for text in ("", "[]", '{"name": "web app"}', '{"run": {"cluster": "../x", "job_id": 7, "attempt": 0}}'):
+        (tmp_path / "manifest.json").write_text(text)
+        with pytest.raises(TrainarchiveError, match=r"manifest\.json that no fetch wrote"):
+            fetched(view, tmp_path)
+        assert tree(tmp_path) == {b"manifest.json": text.encode()}
+    (tmp_path / "manifest.json").unlink()
+    fetched(view, tmp_path)
+    assert [file.status for file in fetched(view, tmp_path).files] == ["skipped"]
 
 
 def test_what_is_there_is_left_alone(tmp_path: Path) -> None:
@@ -295,6 +360,41 @@ def test_nodes_that_were_not_done(tmp_path: Path) -> None:
     assert fetched(view, tmp_path, Selection(nodes=("n1",))).missing_nodes == ()
     assert fetched(view, tmp_path, Selection(ranks=((0, 0),))).missing_nodes == ()
     assert fetched(view, tmp_path, Selection(ranks=((0, 1),))).missing_nodes == ("n2",)
+
+
+def test_what_nobody_saw_is_told(tmp_path: Path) -> None:
+    """What may be missing stands in GAPS.txt, and in the result as far as it concerns what was asked for."""
+    told = LaneReport(
+        Job(1), notes=("late\x1b",), refusals=(Refusal("/x\n", opening.DENIED), Refusal("/l", opening.LINK))
+    )
+    nodes = [NodeEntry("n1", "drained", ("t1",), told), NodeEntry("n2", "drained", ("t1",), LaneReport(Job(1)))]
+    view = view_of(
+        (source("s1", b"/a", rank=0), [[b"x"]]), (source("s2", b"/b", node="n2", rank=1), [[b"x"]]), nodes=nodes
+    )
+    both = ("late\x1b", opening.DENIED)
+    copied = fetched(view, tmp_path)
+    assert tuple(each.reason for each in copied.unseen) == both
+    assert not copied.complete
+    assert (tmp_path / "GAPS.txt").read_text().splitlines()[1:] == [
+        r"may be missing: node n1: late\x1b",
+        r"may be missing: node n1: /x\n: not followed: permission denied",
+    ]
+
+    def reasons(**wanted: object) -> tuple[str, ...]:
+        selection = msgspec.convert(wanted, Selection)
+        return tuple(each.reason for each in fetched(view, tmp_path, selection).unseen)
+
+    assert reasons(ranks=((0, 0),)) == reasons(ranks=((0, 1),)) == both
+    assert reasons(ranks=((1, 1),)) == reasons(nodes=("n2",)) == ()
+    assert reasons(ranks=((1, 2),)) == both, "rank 2 may be on any node"
+    assert (tmp_path / "GAPS.txt").exists(), "it is about the whole run"
+
+
+def test_a_run_of_which_nothing_was_followed(tmp_path: Path) -> None:
+    """There is nothing to write, and GAPS.txt says so."""
+    copied = fetched(view_of(nodes=[NodeEntry("n1", "drained", ("t1",))]), tmp_path)
+    assert (copied.files, copied.complete) == ((), False)
+    assert "no file of the run was followed" in (tmp_path / "GAPS.txt").read_text()
 
 
 def test_a_damaged_file_is_kept_apart(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import trainarchive
 PACKAGE = Path(trainarchive.__file__).parent
 
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors", "settings", "run", "frame", "places"),
+    ("errors", "urls", "settings", "run", "frame", "places"),
     ("notice", "private", "processes", "sources", "opening", "tail", "spool", "holder"),
     ("stream", "embedded"),
     ("collector",),

@@ -11,16 +11,16 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainarchive import keys, manifest, sealing, segment
+from trainarchive import keys, manifest, opening, sealing, segment
 from trainarchive.coverage import Text
 from trainarchive.errors import DamagedError, NotFoundError, TrainarchiveError, UnavailableError
 from trainarchive.frame import Frame, Framer, gap_frame
 from trainarchive.manifest import Generation, Manifest, NodeEntry, Part, SourceEntry, Span
-from trainarchive.reading import DAMAGED, BadReferenceError, RunView, Wanted, find, recent
+from trainarchive.reading import DAMAGED, BadReferenceError, RunView, Wanted, find, passed_over, recent, unseen
 from trainarchive.reading.objects import THREADS, Objects
 from trainarchive.reading.pieces import Copies
 from trainarchive.reading.reference import parse
-from trainarchive.run import Gap, Job, Kind, Lane, LaneReport, RunKey, Source
+from trainarchive.run import Gap, Job, Kind, Lane, LaneReport, Refusal, RunKey, Source
 from trainarchive.segment import Entry
 from trainarchive.settings import Seal
 from trainarchive.store.contract import ObjectInfo, Store
@@ -776,8 +776,75 @@ def test_several_clusters() -> None:
     assert keys_of(find(store, None, "5", Wanted(cluster="b"))) == ["b/5.0"]
     assert keys_of(find(store, None, "5", Wanted(home="a"))) == ["a/5.0"]
     assert keys_of(find(store, None, "b/5")) == ["b/5.0"]
-    with pytest.raises(NotFoundError, match="in x"):
+    with pytest.raises(NotFoundError, match="in b"):
+        find(store, None, "6", Wanted(cluster="b"))
+
+
+@pytest.mark.parametrize("there", [("a", "b"), ()])
+def test_an_unknown_cluster_is_told_with_those_there_are(there: Sequence[str]) -> None:
+    """A mistyped cluster is no missing job: the clusters that exist are named, by finding and by listing."""
+    store = MemoryStore()
+    for cluster in there:
+        archive(store, RunKey(cluster, 5), cluster.encode())
+    says = rf"no cluster x \(there are: {', '.join(there) or 'none yet'}\)"
+    with pytest.raises(NotFoundError, match=says):
         find(store, None, "5", Wanted(cluster="x"))
+    with pytest.raises(NotFoundError, match=says):
+        find(store, None, "x/5")
+    with pytest.raises(NotFoundError, match=says):
+        recent(store, None, cluster="x")
+
+
+def test_an_unknown_cluster_while_redis_does_not_answer() -> None:
+    """It may have running jobs: trying again may help."""
+    stream = Stream("unix:///nonexistent/redis.sock", timeout_s=1.0, max_pending=1)
+    for ask in (lambda: find(MemoryStore(), stream, "x/5"), lambda: recent(MemoryStore(), stream, cluster="x")):
+        with pytest.raises(UnavailableError, match=r"no cluster x.*not known"):
+            ask()
+    stream.close()
+
+
+def test_what_nobody_saw() -> None:
+    """Notes, and files that could not be read, may mean missing output; links, devices and binaries do not."""
+    harmless = (opening.LINK, opening.NOT_REGULAR, opening.KERNEL, opening.GONE, opening.NOT_WRITTEN, "not text")
+    costly = (
+        opening.DENIED,
+        opening.OTHER_USER,
+        opening.FAILED,
+        opening.TOO_LONG,
+        "not opened now: Too many open files",
+        "more than max_files_per_run = 5 files: others are not followed",
+        "a reason of a later version",
+    )
+    refusals = tuple(Refusal(f"/{number}", reason) for number, reason in enumerate((*harmless, *costly)))
+    nodes = [
+        NodeEntry(
+            "n1", "drained", ("t1",), LaneReport(Job(1), refusals=refusals, notes=("no collector ran for 60 s",))
+        ),
+        NodeEntry("n2", "missing"),
+        NodeEntry("n3", "drained", ("t1",), LaneReport(Job(1))),
+    ]
+    found = unseen(nodes)
+    assert {(each.node, each.reason) for each in found} == {("n1", "no collector ran for 60 s")} | {
+        ("n1", reason) for reason in costly
+    }
+    assert str(found[0]) == "node n1: no collector ran for 60 s"
+    assert str(found[1]) == "node n1: /6: not followed: permission denied"
+    assert {refusal.reason for _, refusal in passed_over(nodes)} == set(harmless)
+
+
+def test_what_nobody_saw_is_counted_in_lists(stream: Stream) -> None:
+    """Of archived and of running runs."""
+    store = MemoryStore()
+    told = LaneReport(Job(1000), notes=("late",), refusals=(Refusal("/a", opening.DENIED),))
+    archive(store, RunKey("c", 1))
+    book = manifest.newest(store, RunKey("c", 1))
+    assert book is not None
+    again = msgspec.structs.replace(book, number=2, nodes=(NodeEntry("n1", "drained", (TOKEN,), told),))
+    store.put(keys.manifest_key(book.run, 2), manifest.encode(again))
+    stream.open(lane(RunKey("c", 2)), told, [source()])
+    archive(store, RunKey("c", 3))
+    assert {run.run.job_id: run.unseen for run in recent(store, stream).runs} == {1: 2, 2: 2, 3: 0}
 
 
 def test_arrays_and_het_jobs() -> None:

@@ -113,7 +113,7 @@ def test_a_place_that_cannot_be_looked_at_is_told(home: Path) -> None:
     """Whether there is a file nobody knows: not silence."""
     _write(settings.SITE_CONFIG, "").parent.chmod(0)
     try:
-        with pytest.raises(SettingsError, match="cannot be looked for: Permission denied"):
+        with pytest.raises(SettingsError, match=r"Permission denied \(name another file with --config"):
             load({}, home=home)
     finally:
         settings.SITE_CONFIG.parent.chmod(0o700)
@@ -134,6 +134,12 @@ def test_a_place_that_cannot_be_looked_at_is_told(home: Path) -> None:
         ("broker", "sentinel://a:26379;sentinel://b:26379", None),
         ("broker", "unix:///run/redis.sock", r"kind that is known.*redis\+socket://"),
         ("broker", "amqp://h", "kind that is known"),
+        ("log", "redis://h:secret", "no URL"),
+        ("log", "unix://relative", "absolute path of a socket"),
+        ("broker", "redis+socket://", "absolute path of a socket"),
+        ("store", "file://host/srv", "three slashes"),
+        ("store", "file:///a?b", "%3F"),
+        ("store", "file:///a%00b", "NUL"),
         ("store", "file:///srv", None),
         ("store", "memory://", None),
         ("store", "s3://bucket/prefix", "s3:// is not built yet.*known: file://"),
@@ -150,6 +156,12 @@ def test_a_url_that_nobody_serves_is_told_at_once(home: Path, section: str, url:
         load({variable: url}, home=home)
     assert caught.value.where == variable
     assert "secret" not in str(caught.value)
+
+
+def test_patterns_that_can_be_used(home: Path) -> None:
+    """All placeholders, wildcards, and {workdir} at the beginning."""
+    good = ("{workdir}/logs/*.log", "/scratch/{user}/{job_id}-{node}/[ab]?.txt", "/a")
+    assert load({"TRAINARCHIVE_SOURCES_PATTERNS": ",".join(good)}, home=home).sources.patterns == good
 
 
 def test_every_setting_can_come_from_the_environment(home: Path) -> None:
@@ -196,6 +208,17 @@ def test_the_hooks_variables_are_no_settings(home: Path) -> None:
         ("[log]\nstop_at_memory_ratio = 1.1", r"stop_at_memory_ratio: expected float <= 1"),
         ("[sources]\nnames = '*.log'", r"\[sources\] names: expected array, got str"),
         ("[sources]\nnames = [1]", r"\[sources\] names: expected str, got int"),
+        ("[sources]\npatterns = ['/a', '{work_dir}/x']", r"\[sources\] patterns: .*unknown placeholder \{work_dir\}"),
+        ("[sources]\npatterns = ['/a/{a,b}/x']", r"unknown placeholder \{a,b\} \(known: \{workdir\}, \{user\}"),
+        ("[sources]\npatterns = ['/a/{}/x']", r"unknown placeholder \{\}"),
+        ("[sources]\npatterns = ['/a/{user']", "brace without its other half"),
+        ("[sources]\npatterns = ['logs/*.log']", r"patterns: 'logs/\*\.log': a relative path \(begin it with / or"),
+        ("[sources]\npatterns = ['{workdir}']", "a relative path"),
+        ("[sources]\npatterns = ['{user}/x']", "a relative path"),
+        ("[sources]\npatterns = ['/a/{workdir}/x']", r"\{workdir\} may stand only at the beginning"),
+        ('[sources]\npatterns = ["/a\\u0000"]', "NUL cannot be in a path"),
+        ("[store]\nurl = 'file://srv/x'", r"\[store\] url: a file:// URL needs three slashes"),
+        ("[log]\nurl = 'redis://h:port'", r"\[log\] url: no URL"),
         ("cluster = 'a/b'", "cluster: expected str matching"),
         ("[node]\nspool = 'spool'", r"\[node\] spool: expected str matching"),
         ("[seal]\nmin_age_s = 700", r"\[seal\] max_age_s is smaller than min_age_s"),

@@ -133,7 +133,7 @@ def test_a_password_is_never_shown(start_redis: StartRedis, version: str) -> Non
         with pytest.raises(UnavailableError, match=said) as caught:
             stream.status(LANE)
         assert "wrong" not in str(caught.value)
-        assert "log.url" in caught.value.hint
+        assert "[log] url" in caught.value.hint
         assert caught.value.where.startswith("unix:///tmp/")
         stream.close()
     stream = Stream(url.replace("?db", "?password=right&db"), timeout_s=5, max_pending=1)

@@ -3,7 +3,7 @@
 The modules, in import order (a module imports only from its own row and the rows above):
 
 =============================================  ========================================================
-errors settings run frame places               the words: what travels between the parts
+errors urls settings run frame places          the words: what travels between the parts
 notice private processes sources opening tail  a compute node's parts
 spool holder
 stream embedded                                the door: the log Redis lives here only

@@ -2,6 +2,9 @@
 
 from typing import ClassVar
 
+ANOTHER_HOME = "choose another with --home or TRAINARCHIVE_HOME"
+"""What to do about a home that this user may not use."""
+
 
 class TrainarchiveError(Exception):
     """Base of every error that a user or an admin may see.

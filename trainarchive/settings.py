@@ -7,6 +7,7 @@ The types below are the one truth on what may be set: ``load`` asks them.
 
 import difflib
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +17,8 @@ from typing import Annotated, Any, get_origin
 import msgspec
 import platformdirs
 
-from trainarchive.errors import SettingsError
+from trainarchive import urls
+from trainarchive.errors import ANOTHER_HOME, SettingsError
 
 CONFIG_NAME = "trainarchive.toml"
 SITE_CONFIG = Path("/etc/trainarchive") / CONFIG_NAME
@@ -165,15 +167,9 @@ AT_LEAST = (
 """A section and two of its keys: the first may not be smaller than the second."""
 
 
-SCHEMES = {
-    ("log", "url"): ("redis", "rediss", "unix"),
-    ("broker", "url"): ("redis", "rediss", "redis+socket", "sentinel"),
-    ("store", "url"): ("file", "memory"),
-}
-"""What a URL may begin with: what redis-py, kombu and ``trainarchive.store`` know."""
-
-NOT_BUILT = {("store", "url"): "s3"}
-"""Schemes that are reserved."""
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+PLACEHOLDERS = ("workdir", "user", "job_id", "node")
+"""What may stand in braces in ``[sources] patterns``."""
 
 
 class _Given(msgspec.Struct, frozen=True):
@@ -198,7 +194,8 @@ def load(environ: Mapping[str, str], *, home: Path | None = None, config: Path |
     file = config or _path(environ, "TRAINARCHIVE_CONFIG") or _first_file(home / CONFIG_NAME, SITE_CONFIG)
     given = {(one.section, one.key): one for one in (*_from_file(file), *_from_environment(environ))}
     _check_order(given)
-    _check_schemes(given)
+    _check_urls(given)
+    _check_patterns(given)
     top: dict[str, Any] = {"home": home}
     for section, keys in _schema().items():
         values = {key: given[section, key].value for key in keys if (section, key) in given}
@@ -249,10 +246,8 @@ def _is_there(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        hint = "name another file with --config"
-        raise SettingsError(
-            f"cannot be looked for: {os.strerror(error.errno or 0)}", where=str(path), hint=hint
-        ) from error
+        other = "name another file with --config" if path == SITE_CONFIG else ANOTHER_HOME
+        raise SettingsError(os.strerror(error.errno or 0), where=str(path), hint=other) from error
     return True
 
 
@@ -278,7 +273,8 @@ def _parsed(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise SettingsError(f"the config file cannot be read: {error.strerror}", where=str(file)) from error
+        what, hint = f"the config file cannot be read: {error.strerror}", "is --config or TRAINARCHIVE_CONFIG right?"
+        raise SettingsError(what, where=str(file), hint=hint) from error
     except UnicodeDecodeError as error:
         raise SettingsError(f"not UTF-8 at byte {error.start}", where=str(file)) from error
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -327,17 +323,35 @@ def _check_order(given: Mapping[tuple[str, str], _Given]) -> None:
             raise SettingsError(f"[{section}] {larger} is smaller than {smaller}", where=where)
 
 
-def _check_schemes(given: Mapping[tuple[str, str], _Given]) -> None:
-    for (section, key), schemes in SCHEMES.items():
-        one = given.get((section, key))
-        if one is None or not one.value:
-            continue
-        scheme, separator, _ = one.value.partition("://")
-        if not separator or scheme not in schemes:
-            known = ", ".join(f"{name}://" for name in schemes)
-            built = separator and scheme == NOT_BUILT.get((section, key))
-            what = f"{scheme}:// is not built yet" if built else "no URL of a kind that is known"
-            raise SettingsError(f"[{section}] {key}: {what}", where=one.where, hint=f"known: {known}")
+def _check_urls(given: Mapping[tuple[str, str], _Given]) -> None:
+    for section in urls.SCHEMES:
+        one = given.get((section, "url"))
+        what = urls.problem(section, one.value) if one is not None and one.value else ""
+        if one is not None and what:
+            raise SettingsError(f"[{section}] url: {what}", where=one.where, hint=urls.known(section))
+
+
+def _check_patterns(given: Mapping[tuple[str, str], _Given]) -> None:
+    one = given.get(("sources", "patterns"))
+    for pattern in one.value if one is not None else ():
+        what, hint = _wrong_pattern(pattern)
+        if one is not None and what:
+            raise SettingsError(f"[sources] patterns: {pattern!r}: {what}", where=one.where, hint=hint)
+
+
+def _wrong_pattern(pattern: str) -> tuple[str, str]:
+    """Say what is wrong with a site's pattern, and what would be right; empty where nothing is."""
+    known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+    for name in _PLACEHOLDER.findall(pattern):
+        if name not in PLACEHOLDERS:
+            return f"unknown placeholder {{{name}}}", f"known: {known}"
+    if set("{}") & set(_PLACEHOLDER.sub("", pattern)):
+        return "a brace without its other half", f"known: {known}"
+    if not pattern.startswith(("/", "{workdir}/")):
+        return "a relative path", "begin it with / or {workdir}/"
+    if "{workdir}" in pattern[1:]:
+        return "{workdir} may stand only at the beginning", "it is an absolute path"
+    return ("NUL cannot be in a path", "") if "\0" in pattern else ("", "")
 
 
 def _unknown(what: str, name: str, known: Iterable[str], where: str) -> SettingsError:

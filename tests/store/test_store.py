@@ -8,7 +8,7 @@ import pytest
 from trainarchive.errors import SettingsError
 from trainarchive.settings import Settings
 from trainarchive.settings import Store as StoreSettings
-from trainarchive.store import open_store
+from trainarchive.store import absent, open_store
 
 
 def test_the_url_of_a_directory(tmp_path: Path) -> None:
@@ -31,24 +31,33 @@ def test_a_store_in_memory_is_new_each_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "what"),
     [
-        ("/srv/archive", "no scheme"), ("srv", "no scheme"), ("ftp://host/x", "no store is known for ftp://"),
-        ("file://srv/archive", "three slashes"), ("file:archive", "three slashes"), ("file:", "three slashes"),
-        ("file:///a?b", "%3F"), ("file:///a#b", "%3F"), ("file:///a%00b", "NUL"), ("file://[x/", "not a URL"),
+        ("/srv/archive", "no URL of a kind"), ("srv", "no URL of a kind"), ("ftp://host/x", "no URL of a kind"),
+        ("file://srv/archive", "three slashes"), ("file:archive", "no URL of a kind"), ("file://", "three slashes"),
+        ("file:///a?b", "%3F"), ("file:///a#b", "%3F"), ("file:///a%00b", "NUL"), ("file://[x/", "no URL"),
     ],
 )  # fmt: skip
 def test_urls_of_no_store(tmp_path: Path, url: str, what: str) -> None:
     """A URL that cannot be used is a settings error that says what is known, and does not repeat passwords."""
     with pytest.raises(SettingsError, match=what) as caught:
         open_store(Settings(home=tmp_path, store=StoreSettings(url=url)))
-    assert "file:///absolute/directory" in caught.value.hint
-    assert caught.value.where == "store.url"
+    assert "file://" in caught.value.hint
+    assert caught.value.what.startswith("[store] url: ")
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    """``absent`` names a local store's directory until that is made; other stores have none."""
+    settings = Settings(home=tmp_path / "new home")
+    assert absent(settings) == tmp_path / "new home" / "store"
+    open_store(settings).put("k", b"x")
+    assert absent(settings) is None
+    assert absent(Settings(home=tmp_path / "no", store=StoreSettings(url="memory://"))) is None
 
 
 @pytest.mark.parametrize("below", ["", "/archive", "/a/b/c"])
 def test_a_file_in_the_directorys_place(tmp_path: Path, below: str) -> None:
     """A worker hears of it at its start, not from every task."""
     (tmp_path / "passwd").touch()
-    with pytest.raises(SettingsError, match="no directory stands in its way"):
+    with pytest.raises(SettingsError, match=r"/passwd: not a directory, and \[store\] url leads there \(.*--home"):
         open_store(Settings(home=tmp_path, store=StoreSettings(url=f"file://{tmp_path}/passwd{below}")))
 
 

@@ -20,9 +20,10 @@ from typing import Any
 
 import click
 import msgspec
+from click.exceptions import NoArgsIsHelpError
 
 from trainarchive import __version__
-from trainarchive.errors import TrainarchiveError
+from trainarchive.errors import ANOTHER_HOME, TrainarchiveError
 
 VERBS = {
     "collector": ("trainarchive.cli.collector", "Follow this node's jobs and stream their output (a daemon)."),
@@ -39,8 +40,8 @@ Exit statuses:
   0    done
   1    an error (also: a defect, which says so)
   2    wrong usage or settings
-  3    no such job, or none of its files match
-  4    delivered, but less than the job wrote: GAPS.txt says what is missing
+  3    no such job or archive, or none of the job's files match
+  4    delivered, but less than the job wrote, or perhaps less: GAPS.txt says what is missing
   5    Redis or the store does not answer; trying again may help
   6    bytes in the archive are damaged
   130  interrupted
@@ -48,6 +49,12 @@ Exit statuses:
 With --json an error is {"error": {"what", "where", "hint"}} on standard output."""
 
 INTERRUPTED = 130
+
+ORDINARY = frozenset({
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG,
+    errno.ENOSPC, errno.EDQUOT,
+})  # fmt: skip
+"""What the system may refuse about a path that the user chose: no defect of ours."""
 
 
 class Globals(msgspec.Struct, frozen=True):
@@ -88,10 +95,12 @@ class Verbs(click.Group):
 @click.version_option(__version__, prog_name="trainarchive", message="%(prog)s %(version)s")
 @click.option(
     "--home",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path, file_okay=False, readable=False),  # whether it can be read shows when it is
     help="Directory of the embedded form: its store, Redis and settings.",
 )
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings file to read.")
+@click.option(
+    "--config", type=click.Path(path_type=Path, dir_okay=False, readable=False), help="Settings file to read."
+)
 @click.pass_context
 def cli(ctx: click.Context, home: Path | None, config: Path | None) -> None:
     """Every rank's output of every Slurm training job: off the node, archived, findable."""
@@ -130,10 +139,10 @@ def _ran(run: Callable[[], Any], *, as_json: bool) -> int:
         _tell(error, as_json=as_json)
         return error.exit_status
     except click.ClickException as error:
-        if as_json:
-            _tell(TrainarchiveError(error.format_message()), as_json=True)
-        else:
+        if isinstance(error, NoArgsIsHelpError):
             error.show()
+        else:
+            _tell(_of_click(error), as_json=as_json)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         _say("trainarchive: interrupted")
@@ -143,13 +152,32 @@ def _ran(run: Callable[[], Any], *, as_json: bool) -> int:
     except Exception as error:  # whatever it is: one line for people, and the traceback is kept
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
             raise  # standard output is a file on a full disk
-        where = _keep_traceback(error)
-        what = f"internal error: {type(error).__name__}: {error}"
-        hint = f"this is a defect; details in {where}"
-        _tell(TrainarchiveError(what, hint=hint), as_json=as_json)
+        ordinary = isinstance(error, OSError) and error.errno in ORDINARY and error.filename is not None
+        _tell(_of_system(error) if isinstance(error, OSError) and ordinary else _defect(error), as_json=as_json)
         return 1
     # Without standalone mode click returns the status of ctx.exit(), else what the verb returned.
     return result if isinstance(result, int) else 0
+
+
+def _of_click(error: click.ClickException) -> TrainarchiveError:
+    """Return wrong words as one of our errors: where is the verb."""
+    called = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "trainarchive"
+    what = " ".join(error.format_message().split()).removesuffix(".")
+    return TrainarchiveError(what, where=called.removeprefix("trainarchive").strip(), hint=f"see {called} --help")
+
+
+def _of_system(error: OSError) -> TrainarchiveError:
+    """Return what the system says of a path as one of our errors."""
+    where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
+    full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+    hint = "free some space there" if full else ANOTHER_HOME
+    return TrainarchiveError(os.strerror(error.errno or 0), where=where, hint=hint)
+
+
+def _defect(error: Exception) -> TrainarchiveError:
+    """Keep the traceback; return one line about what nobody foresaw."""
+    what = f"internal error: {type(error).__name__}: {error}"
+    return TrainarchiveError(what, hint=f"this is a defect; details in {_keep_traceback(error)}")
 
 
 def _tell(error: TrainarchiveError, *, as_json: bool) -> None:
@@ -166,18 +194,15 @@ def _say(line: str) -> None:
 
 
 def _keep_traceback(error: BaseException) -> str:
-    """Write the traceback to a file that only this user can read; return its path."""
+    """Write the traceback to a temporary file that only this user can read; return its path."""
     text = "".join(traceback.format_exception(error))
-    home = os.path.expanduser("~")  # noqa: PTH111 (Path.home() raises where there is none)
-    for folder in (home, None):
-        try:
-            descriptor, path = tempfile.mkstemp(".txt", "trainarchive-error-", folder)
-            with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text)
-        except OSError:
-            continue
-        return path
-    return "no file: none could be written"
+    try:
+        descriptor, path = tempfile.mkstemp(".txt", "trainarchive-error-")
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError:
+        return "no file: none could be written"
+    return path
 
 
 def _discard_output() -> None:

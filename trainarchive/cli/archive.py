@@ -13,10 +13,10 @@ import msgspec
 
 from trainarchive import embedded
 from trainarchive import settings as settings_module
-from trainarchive.errors import UnavailableError
-from trainarchive.reading import RunView, Wanted, find
+from trainarchive.errors import NotFoundError, UnavailableError
+from trainarchive.reading import Listing, RunView, Wanted, find, recent
 from trainarchive.settings import Settings
-from trainarchive.store import open_store
+from trainarchive.store import absent, open_store
 from trainarchive.store.contract import Store
 from trainarchive.stream import Stream
 
@@ -33,7 +33,29 @@ class Archive(msgspec.Struct, frozen=True):
     def find(self, job: "Job") -> list[RunView]:
         """Return a job's runs as ``reading.find`` does, this cluster's where several have such a job."""
         wanted = msgspec.structs.replace(job.wanted, home=self.settings.cluster)
-        return find(self.store, self.stream, job.name, wanted)
+        try:
+            return find(self.store, self.stream, job.name, wanted)
+        except NotFoundError:
+            self.check()
+            raise
+
+    def recent(self, cluster: str, limit: int) -> Listing:
+        """Return the runs there are as ``reading.recent`` does; raise NotFoundError where no archive is."""
+        try:
+            listing = recent(self.store, self.stream, cluster=cluster, limit=limit)
+        except NotFoundError:
+            self.check()
+            raise
+        if not listing.runs:
+            self.check()
+        return listing
+
+    def check(self) -> None:
+        """Raise NotFoundError where the store is a directory that is not there."""
+        place = absent(self.settings)
+        if place is not None:
+            hint = "is --home, TRAINARCHIVE_HOME or [store] url right?"
+            raise NotFoundError("no archive here yet", where=str(place), hint=hint)
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -78,7 +100,8 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_job(*args: Any, name: str, cluster: str, attempt: int | None, all_attempts: bool, **others: Any) -> Any:
         if attempt is not None and all_attempts:
-            raise click.UsageError("--attempt and --all-attempts exclude each other")
+            both = "--attempt and --all-attempts exclude each other"
+            raise click.UsageError(both, click.get_current_context())
         job = Job(name, Wanted(cluster=cluster, attempt=attempt, all_attempts=all_attempts))
         return command(*args, job=job, **others)
 

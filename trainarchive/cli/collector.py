@@ -35,7 +35,7 @@ def command(where: Globals) -> None:
     try:
         collector = Collector(settings, stream)
     except OSError as error:
-        hint = "[node] spool and state must be directories that the collector can make and write"
+        hint = "choose another with --home or TRAINARCHIVE_HOME, or with [node] spool and state"
         raise SettingsError(str(error.strerror), where=str(error.filename), hint=hint) from error
 
     def stop(_signal: int, _frame: FrameType | None) -> None:

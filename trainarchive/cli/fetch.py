@@ -18,8 +18,12 @@ from trainarchive.cli import output
 from trainarchive.cli.archive import Job, job_options, open_archive
 from trainarchive.errors import DamagedError, IncompleteError, NotFoundError, TrainarchiveError, UnavailableError
 from trainarchive.fetching import Advance, Copied, Folder, Selection, fetch, select
+from trainarchive.fetching.wording import counted, ranges
 from trainarchive.reading import RunView
 from trainarchive.run import Kind
+
+SHOWN = 3
+"""What may be missing without anybody knowing is told on standard error up to so many; GAPS.txt has all."""
 
 _RANKS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
@@ -76,12 +80,17 @@ def command(  # noqa: PLR0913 (one for each option)
     id that is an array's or a het job's brings all its tasks or components.
 
     A file that was emptied and written again is there once for each time: name, name.~1, ...
-    Every file is checked against its digest; those that are there already are left alone. Of a
-    running job you get what there is so far.
+    Every file is checked against its digest; those that are there already, as they were written, are
+    left alone, and one that was changed by hand is replaced. Of a running job you get what there is
+    so far.
+
+    Beside the files it writes manifest.json, the run's table of contents, and, where something is
+    missing, GAPS.txt. A directory that holds another run is refused.
 
     Where bytes are missing, the file holds the others, in order, with nothing in their place;
-    GAPS.txt in the directory says what is missing and why, and the exit status is 4. Of a job that
-    is not archived yet, while the log Redis does not answer, you get what is sealed, and status 5.
+    GAPS.txt says what is missing and why, and what may be missing since a node could not see
+    everything; the exit status is 4. Of a job that is not archived yet, while the log Redis does
+    not answer, you get what is sealed, and status 5.
     """
     selection = Selection(ranks=ranks or (), nodes=nodes, kinds=kinds)
     _end_in_order()
@@ -139,7 +148,7 @@ def _fetch(view: RunView, place: Path, selection: Selection, is_default: bool) -
             output.say(f"{copied.run}: {note}")
     if copied.running:
         total = sum(file.bytes for file in copied.files)
-        output.say(f"{copied.run} is still running: {total:,} bytes so far")
+        output.say(f"{copied.run} is still running: {counted(total, 'byte')} so far")
     return copied
 
 
@@ -174,14 +183,14 @@ def _damage(copied: Copied) -> DamagedError | None:
     if copied.damaged:
         first = copied.damaged[0]
         return DamagedError(
-            f"{len(copied.damaged)} of {len(copied.files)} files are damaged; {first.path}: {first.reason}",
+            f"damaged: {len(copied.damaged)} of {counted(len(copied.files), 'file')}; {first.path}: {first.reason}",
             where=copied.run,
             hint=f"kept as *.damaged in {copied.directory}",
         )
     if copied.damaged_objects:
         count = len(copied.damaged_objects)
         return DamagedError(
-            f"{count} of its objects cannot be read, and what was in them is not here",
+            f"{count} of its objects cannot be read, and what was in {'it' if count == 1 else 'them'} is not here",
             where=copied.run,
             hint=f"see {_gaps_file(copied)}",
         )
@@ -203,12 +212,16 @@ def _incompleteness(copied: Copied) -> IncompleteError | None:
     told = []
     if copied.gaps:
         missing = sum(gap.end - gap.start for gap in copied.gaps)
-        told.append(f"{missing:,} bytes are missing in {len(copied.gaps)} gaps")
+        told.append(f"missing: {counted(missing, 'byte')} in {counted(len(copied.gaps), 'gap')}")
     if copied.missing_nodes:
-        told.append(f"{len(copied.missing_nodes)} nodes were not done when the run was closed")
+        told.append(f"not done when the run was closed: {counted(len(copied.missing_nodes), 'node')}")
+    if copied.unseen:
+        told.append(f"{counted(len(copied.unseen), 'thing')} may mean that more is missing")
+    if not copied.files:
+        told.append("no file of it was followed")
     if not told:
         return None
-    return IncompleteError(" and ".join(told), where=copied.run, hint=f"see {_gaps_file(copied)}")
+    return IncompleteError("; ".join(told), where=copied.run, hint=f"see {_gaps_file(copied)}")
 
 
 def _gaps_file(copied: Copied) -> str:
@@ -219,12 +232,17 @@ def _tell(copied: Copied) -> None:
     """Print the outcome of one run."""
     written = [file for file in copied.files if file.status == "written"]
     skipped = [file for file in copied.files if file.status == "skipped"]
-    told = [f"{len(written)} files, {sum(file.bytes for file in written):,} bytes, written to {copied.directory}"]
+    size = sum(file.bytes for file in written)
+    told = [f"{counted(len(written), 'file')}, {counted(size, 'byte')}, written to {copied.directory}"]
     if skipped:
-        told.append(f"{len(skipped)} were there already")
-    if not copied.files:
-        told = ["no file of it was followed"]
+        told.append(f"{counted(len(skipped), 'file')} there already")
     click.echo(output.printable(f"{copied.run}: {'; '.join(told)}"))
+    if copied.ranks_without_files:
+        output.say(f"{copied.run}: without a file of their own: ranks {ranges(copied.ranks_without_files)}")
+    for each in copied.unseen[:SHOWN]:
+        output.say(f"{copied.run}: may be missing: {each}")
+    if len(copied.unseen) > SHOWN:
+        output.say(f"{copied.run}: and {len(copied.unseen) - SHOWN:,} more, see {_gaps_file(copied)}")
 
 
 def _end_in_order() -> None:

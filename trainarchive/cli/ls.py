@@ -5,7 +5,7 @@ import msgspec
 
 from trainarchive.cli import output
 from trainarchive.cli.archive import open_archive
-from trainarchive.reading import Summary, recent
+from trainarchive.reading import Summary
 from trainarchive.reading.view import DAMAGED
 
 COLUMNS = ("RUN", "STATE", "USER", "STARTED", "ENDED", ">NODES", ">RANKS", ">FILES", ">SIZE", ">MISSING")
@@ -21,12 +21,13 @@ COLUMNS = ("RUN", "STATE", "USER", "STARTED", "ENDED", ">NODES", ">RANKS", ">FIL
 def command(obj: object, *, cluster: str, limit: int, as_json: bool) -> None:
     """List runs, newest first: running ones and archived ones.
 
-    MISSING counts the bytes that are known to have been written and are not in the archive. A
+    MISSING counts the bytes that are known to have been written and are not in the archive; a
+    question mark there: a node could not see everything, so more may be missing (show tells what). A
     state with a plus sign: not every node of the run was done when its books were closed. DAMAGED:
     the run's books cannot be read.
     """
     with open_archive(obj) as archive:
-        listing = recent(archive.store, archive.stream, cluster=cluster, limit=limit)
+        listing = archive.recent(cluster, limit)
     if as_json:
         runs = [msgspec.to_builtins(summary) | {"run": str(summary.run)} for summary in listing.runs]
         output.print_json({"runs": runs, "more": listing.more, "notes": listing.notes})
@@ -52,5 +53,10 @@ def _row(summary: Summary) -> tuple[str, ...]:
         str(summary.ranks),
         str(summary.sources),
         output.size(summary.size),
-        output.size(summary.missing) if summary.missing else "",
+        _missing(summary),
     )
+
+
+def _missing(summary: Summary) -> str:
+    unknown = summary.unseen or (summary.sources == 0 and not summary.running)
+    return " ".join([*([output.size(summary.missing)] if summary.missing else ()), *("?" if unknown else ())])

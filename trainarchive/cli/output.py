@@ -78,22 +78,11 @@ def size(count: int | None) -> str:
 
 
 def moment(seconds: float) -> str:
-    """Return a Unix time in the local zone, to the second; a dash for 0 and for what is no time."""
+    """Return a Unix time in the local zone, to the second, with the zone; a dash for 0 and for what is no time."""
     try:
-        return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S") if seconds > 0 else "-"
+        return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds") if seconds > 0 else "-"
     except (OverflowError, ValueError, OSError):
         return "-"
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Return numbers as ``0-3,7``."""
-    spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and spans[-1][1] == number - 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 def _console() -> Console:

@@ -4,8 +4,9 @@ import click
 
 from trainarchive.cli import output
 from trainarchive.cli.archive import Job, job_options, open_archive
+from trainarchive.fetching.wording import counted
 from trainarchive.manifest import Generation, Manifest, NodeEntry, SourceEntry
-from trainarchive.reading import RunView
+from trainarchive.reading import RunView, passed_over, unseen
 from trainarchive.run import Source
 
 FILES = ("NODE", ">TASK", ">RANK", "KIND", ">GEN", ">SIZE", ">MISSING", "PATH")
@@ -16,7 +17,7 @@ FILES = ("NODE", ">TASK", ">RANK", "KIND", ">GEN", ">SIZE", ">MISSING", "PATH")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_obj
 def command(obj: object, *, job: Job, as_json: bool) -> None:
-    """Show a job's state, nodes and files, and what is missing.
+    """Show a job's state, nodes and files, what is missing, and what may be.
 
     JOBID as for fetch. Characters of file names that do not print are shown as escapes.
     """
@@ -38,6 +39,7 @@ def _document(view: RunView) -> dict[str, object]:
         "run": str(view.key),
         "running": view.running,
         "notes": view.notes,
+        "unseen": unseen(table.nodes),
         "text_bytes": _text(table),
         "stored_bytes": sum(part.size for part in table.parts),
         "manifest": table,
@@ -52,35 +54,46 @@ def _show(view: RunView) -> None:
     _nodes(table.nodes)
     _files(table.sources)
     _gaps(table.sources)
-    refusals = [
-        f"{entry.node}: {refusal.path}: {refusal.reason}"
-        for entry in table.nodes
-        for refusal in (entry.report.refusals if entry.report is not None else ())
-    ]
-    _list("not followed", refusals)
-    _list("notes", [f"{entry.node}: {note}" for entry in table.nodes if entry.report for note in entry.report.notes])
+    _list("may be missing, since not everything could be seen", [str(each) for each in unseen(table.nodes)])
+    _list(
+        "not followed, since it is no output of the job's",
+        [f"node {node}: {refusal.path}: {refusal.reason}" for node, refusal in passed_over(table.nodes)],
+    )
 
 
 def _about(view: RunView, table: Manifest) -> list[tuple[str, str]]:
     jobs = [entry.report.job for entry in table.nodes if entry.report is not None]
     stored = sum(part.size for part in table.parts)
     text = _text(table)
-    ratio = f", {text / stored:.1f} : 1" if stored else ""
+    ratio = f", {text / stored:.1f} : 1" if text >= stored > 0 else ""  # of a tiny run the index is the larger part
     return [
         ("run", str(view.key)),
         ("also called", ", ".join(table.aliases)),
         ("state", f"{table.state} (from {table.state_from})" + (", still running" if view.running else "")),
-        ("complete", "" if view.running else "yes" if table.complete else "no: not every node was done"),
+        ("complete", "" if view.running else _completeness(table)),
         ("exit code", table.exit_code),
         ("derived exit code", table.derived_exit_code),
         ("user", next((f"{job.user} ({job.uid})" for job in jobs if job.user), str(jobs[0].uid) if jobs else "")),
         ("started", output.moment(table.started)),
         ("ended", output.moment(table.ended)),
         ("took", f"{table.ended - table.started:.0f} s" if table.ended > table.started > 0 else ""),
-        ("text", f"{output.size(text)} in {len(table.sources)} files"),
-        ("parts", f"{len(table.parts)} objects, {output.size(stored)}{ratio}" if table.parts else ""),
+        ("text", f"{output.size(text)} in {counted(len(table.sources), 'file')}"),
+        ("parts", f"{counted(len(table.parts), 'object')}, {output.size(stored)}{ratio}" if table.parts else ""),
         ("manifest", f"number {table.number} of {output.moment(table.written)}" if table.number else "none yet"),
     ]
+
+
+def _completeness(table: Manifest) -> str:
+    """Say what of the run is not here, so that nobody takes what is for the whole."""
+    missing = sum(_missing(made) for entry in table.sources for made in entry.generations)
+    count = len(unseen(table.nodes))
+    told = [
+        *(() if table.complete else ("not every node was done",)),
+        *([f"{output.size(missing)} missing"] if missing else ()),
+        *([f"{counted(count, 'thing')} may mean that more is missing, see below"] if count else ()),
+        *(() if table.sources else ("no file of it was followed",)),
+    ]
+    return f"no: {'; '.join(told)}" if told else "yes"
 
 
 def _nodes(nodes: tuple[NodeEntry, ...]) -> None:

@@ -4,53 +4,21 @@ Where bytes are missing the file holds what is there, in order, without filling:
 bytes would look like output. Which bytes are missing stands in ``GAPS.txt`` and in the report.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from trainarchive.errors import DamagedError, NotFoundError
-from trainarchive.fetching.books import MissingBytes, write_books
+from trainarchive.errors import DamagedError
+from trainarchive.fetching.books import MissingBytes, check_whose, write_books
+from trainarchive.fetching.choosing import Selection, Span, select, unseen_of
 from trainarchive.fetching.folder import Draft, Folder
 from trainarchive.fetching.naming import Name, damaged_name, names_of, shown
-from trainarchive.manifest import Generation, Manifest, SourceEntry
-from trainarchive.reading import DAMAGED, RunView
+from trainarchive.manifest import Generation, Manifest
+from trainarchive.reading import DAMAGED, RunView, Unseen, unseen
 from trainarchive.run import Gap, Source
 
 Advance = Callable[[int], None]
 """Called with the number of bytes that were just dealt with."""
-
-
-class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Which files: all that match each of what is given. ``ranks``: (first, last); ``nodes``: globs."""
-
-    ranks: tuple[tuple[int, int], ...] = ()
-    nodes: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = ()
-
-    def has(self, source: Source) -> bool:
-        """Say whether ``source`` is wanted. A file that ranks share has no rank, and is not where ranks are given."""
-        return (
-            self.has_node(source.node)
-            and self.has_rank(source.rank)
-            and (not self.kinds or source.kind.value in self.kinds)
-        )
-
-    def has_node(self, node: str) -> bool:
-        """Say whether files of ``node`` are wanted."""
-        return not self.nodes or any(fnmatchcase(node, pattern) for pattern in self.nodes)
-
-    def has_rank(self, rank: int | None) -> bool:
-        """Say whether files of ``rank`` are wanted."""
-        return not self.ranks or (rank is not None and any(first <= rank <= last for first, last in self.ranks))
-
-    def missed_ranks(self, sources: Iterable[Source]) -> bool:
-        """Say whether a rank that is wanted, if ranks are, has no file."""
-        have = {source.rank for source in sources} - {None}
-        return not self.ranks or any(
-            sum(first <= rank <= last for rank in have if rank is not None) <= last - first
-            for first, last in self.ranks
-        )
 
 
 class FetchedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,8 +44,12 @@ class FetchedFile(msgspec.Struct, frozen=True, kw_only=True):
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
     """What one fetch of one run did. ``missing_nodes`` may have written what nobody knows of.
 
+    ``complete``: of the whole run, every node was done and saw all that it looked for.
+
     ``damaged_objects`` are those of the store that cannot be read, each with what is wrong;
     ``unanswered``, where it is not empty, tells why the newest bytes of the run are not known.
+    ``unseen`` may mean that output is missing which nobody archived; ``ranks_without_files``, as
+    (first, last), were asked for and have none of their own.
     """
 
     run: str
@@ -88,6 +60,8 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[FetchedFile, ...]
     gaps: tuple[MissingBytes, ...]
     missing_nodes: tuple[str, ...]
+    unseen: tuple[Unseen, ...]
+    ranks_without_files: tuple[Span, ...]
     damaged_objects: tuple[str, ...]
     unanswered: str
     notes: tuple[str, ...]
@@ -98,43 +72,41 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(file for file in self.files if file.status == "damaged")
 
 
-def select(view: RunView, selection: Selection) -> list[SourceEntry]:
-    """Return the sources that are wanted, node by node; raise NotFoundError where the run has none of them."""
-    chosen = [entry for entry in view.sources if selection.has(entry.source)]
-    if view.sources and not chosen:
-        raise NotFoundError("none of its files match", where=str(view.key), hint=_what_there_is(view.sources))
-    return sorted(chosen, key=lambda entry: (entry.source.node, entry.source.id))
-
-
 def fetch(view: RunView, folder: Folder, selection: Selection, progress: Advance = lambda _: None) -> Copied:
     """Write the run's files that ``selection`` wants into ``folder``, and ``manifest.json`` and ``GAPS.txt``.
 
     A file that is there whole is left as it is. One that turns out to be damaged is kept under
     another name and told in the result; the others are fetched all the same. Raises
     NotFoundError where nothing matches, UnavailableError where the store does not answer, and
-    TrainarchiveError where ``folder`` cannot be written; files that are whole by then stay.
+    TrainarchiveError where ``folder`` cannot be written or holds another run's ``manifest.json``;
+    files that are whole by then stay.
     """
+    chosen = select(view, selection)
+    check_whose(folder, view.key)
     names = names_of(view.sources)
     files: list[FetchedFile] = []
     gaps: list[MissingBytes] = []
-    for entry in select(view, selection):
+    for entry in chosen:
         for made in entry.generations or (Generation(0, 0, ""),):
             copy = _Copy(view, folder, names, entry.source, made)
             files.append(copy.run(progress))
             gaps += copy.gaps
     lost = _missing_nodes(view)
     table = view.table()
-    write_books(folder, table, _all_gaps(table, names, gaps), lost, view.damaged)
-    wanted = selection.missed_ranks(file.source for file in view.sources)
+    write_books(folder, table, _all_gaps(table, names, gaps), lost, view.damaged, unseen(view.nodes))
+    missed = selection.without(entry.source for entry in view.sources)
+    anywhere = bool(missed) or not selection.ranks
     return Copied(
         run=str(view.key),
         state=view.state,
         running=view.running,
-        complete=table.complete,
+        complete=table.complete and bool(view.sources) and not unseen(view.nodes),
         directory=str(folder.path),
         files=tuple(files),
         gaps=tuple(gaps),
-        missing_nodes=tuple(node for node in lost if wanted and selection.has_node(node)),
+        missing_nodes=tuple(node for node in lost if anywhere and selection.has_node(node)),
+        unseen=unseen_of(view, selection, chosen),
+        ranks_without_files=missed,
         damaged_objects=view.damaged,
         unanswered=view.unanswered,
         notes=view.notes,
@@ -243,13 +215,3 @@ def _all_gaps(table: Manifest, names: dict[tuple[str, int], Name], found: Sequen
         if (entry.source.id, made.number, gap.start) not in known
     ]
     return sorted([*found, *listed], key=lambda gap: (gap.path, gap.start))
-
-
-def _what_there_is(entries: Sequence[SourceEntry]) -> str:
-    ranks = sorted({entry.source.rank for entry in entries if entry.source.rank is not None})
-    kinds = sorted({entry.source.kind.value for entry in entries})
-    nodes = {entry.source.node for entry in entries}
-    told = [f"{len(nodes)} nodes", f"kinds {', '.join(kinds)}"]
-    if ranks:
-        told.insert(0, f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else f"rank {ranks[0]}")
-    return "there are: " + "; ".join(told)

@@ -42,13 +42,32 @@ class Folder:
     ) -> None:
         os.close(self._root)
 
-    def holds(self, name: Name, size: int, digest: str) -> bool:
-        """Say whether there is a regular file of that name, size and BLAKE3 (hex)."""
+    def read(self, name: Name) -> bytes | None:
+        """Return the bytes of a regular file, None where there is none of that name."""
+        found = self._open(name)
+        if found is None:
+            return None
+        try:
+            if not stat.S_ISREG(os.fstat(found).st_mode):
+                return None
+            with self._errors(name), open(found, "rb", closefd=False) as file:
+                return file.read()
+        finally:
+            os.close(found)
+
+    def _open(self, name: Name) -> int | None:
+        """Open what is there for reading: along no link, and without waiting for a FIFO's writer."""
         try:
             with self._parent(name, make=False) as folder:
-                found = os.open(name[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+                return os.open(name[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         except (OSError, TrainarchiveError):
-            return False  # writing it will tell what is wrong, if anything is
+            return None  # writing it will tell what is wrong, if anything is
+
+    def holds(self, name: Name, size: int, digest: str) -> bool:
+        """Say whether there is a regular file of that name, size and BLAKE3 (hex)."""
+        found = self._open(name)
+        if found is None:
+            return False
         try:
             status = os.fstat(found)
             if not stat.S_ISREG(status.st_mode) or status.st_size != size:

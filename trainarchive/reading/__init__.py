@@ -9,6 +9,7 @@ ledger      the books of a run that has none yet
 view        one run: its table of contents and its bytes
 select      from a name to runs
 recent      the runs there are
+unseen      what may be missing that nobody archived
 =========== ==============================================================
 """
 
@@ -16,6 +17,19 @@ from trainarchive.reading.pieces import DAMAGED
 from trainarchive.reading.recent import Listing, Summary, recent
 from trainarchive.reading.reference import BadReferenceError
 from trainarchive.reading.select import Wanted, find
+from trainarchive.reading.unseen import Unseen, passed_over, unseen
 from trainarchive.reading.view import RunView
 
-__all__ = ["DAMAGED", "BadReferenceError", "Listing", "RunView", "Summary", "Wanted", "find", "recent"]
+__all__ = [
+    "DAMAGED",
+    "BadReferenceError",
+    "Listing",
+    "RunView",
+    "Summary",
+    "Unseen",
+    "Wanted",
+    "find",
+    "passed_over",
+    "recent",
+    "unseen",
+]

@@ -1,12 +1,12 @@
 """What a run has that no manifest lists yet: lanes in the log Redis and level-0 segments."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import msgspec
 
 from trainarchive import keys, manifest, shelf
-from trainarchive.errors import DamagedError, UnavailableError
+from trainarchive.errors import DamagedError, NotFoundError, TrainarchiveError, UnavailableError
 from trainarchive.run import Lane, LaneReport, RunKey, Source, is_safe_name
 from trainarchive.store.contract import Store
 from trainarchive.stream import State, Stream, StreamEntry
@@ -117,6 +117,17 @@ def clusters(store: Store) -> set[str]:
     """Return the clusters that have runs or segments in the store; what else lies there is passed over."""
     found = {child.rstrip("/") for child in store.children(keys.LIVE)} | set(manifest.clusters(store))
     return {name for name in found if is_safe_name(name)}
+
+
+def no_cluster(name: str, known: Iterable[str], door: Door) -> TrainarchiveError:
+    """Return the error for a cluster that is asked for and is not among those that are ``known``."""
+    what = f"no cluster {name}"
+    if door.known and door.unanswered:
+        return UnavailableError(
+            f"{what} is archived, and whether it has running jobs is not known: {door.unanswered}",
+            hint="try again when the log Redis answers",
+        )
+    return NotFoundError(what, hint=f"there are: {', '.join(sorted(known)) or 'none yet'}")
 
 
 def unfinished(store: Store, cluster: str, job: int | None = None) -> Iterator[RunKey]:

@@ -7,8 +7,9 @@ import msgspec
 
 from trainarchive import manifest
 from trainarchive.errors import DamagedError
-from trainarchive.manifest import Manifest
-from trainarchive.reading.live import Door, LiveLane, clusters, unfinished
+from trainarchive.manifest import Manifest, NodeEntry
+from trainarchive.reading.live import Door, LiveLane, clusters, no_cluster, unfinished
+from trainarchive.reading.unseen import unseen
 from trainarchive.reading.view import DAMAGED
 from trainarchive.run import Lane, RunKey
 from trainarchive.store.contract import Store
@@ -21,7 +22,8 @@ THREADS = 8
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """One line about a run. Times: Unix seconds, 0.0 where not known. ``size``: bytes of text; ``missing``: of gaps.
 
-    ``size`` is None for a run that is neither in the books nor, now, in Redis.
+    ``size`` is None for a run that is neither in the books nor, now, in Redis. ``unseen`` counts what
+    may mean that output is missing which nobody archived.
     """
 
     run: RunKey
@@ -36,6 +38,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     sources: int = 0
     size: int | None = None
     missing: int = 0
+    unseen: int = 0
 
 
 class Listing(msgspec.Struct, frozen=True):
@@ -50,14 +53,19 @@ def recent(store: Store, stream: Stream | None, *, cluster: str = "", limit: int
     """Return at most ``limit`` runs, those that began last, of one cluster or all.
 
     Of archived runs the highest job ids are looked at; what was looked at is ordered by time. A run
-    whose manifest cannot be read has the state DAMAGED, and a note says why.
+    whose manifest cannot be read has the state DAMAGED, and a note says why. Raises NotFoundError for
+    a cluster that is asked for and has none, UnavailableError where Redis may know it and does not answer.
     """
     door = Door(stream)
-    lanes: dict[RunKey, list[Lane]] = {}
-    for lane in door.lanes():
+    listed, lanes = door.lanes(), dict[RunKey, list[Lane]]()
+    stored = clusters(store)
+    known = {lane.run.cluster for lane in listed} | stored
+    if cluster and cluster not in known:
+        raise no_cluster(cluster, known, door)
+    for lane in listed:
         if cluster in ("", lane.run.cluster):
             lanes.setdefault(lane.run, []).append(lane)
-    wanted = [name for name in sorted(clusters(store)) if cluster in ("", name)]
+    wanted = [name for name in sorted(stored) if cluster in ("", name)]
     sealed = {key for name in wanted for key in unfinished(store, name)}
     archived = [key for name in wanted for key in manifest.runs(store, name)]
     archived.sort(key=lambda key: (key.job_id, key.attempt, key.generation), reverse=True)
@@ -123,6 +131,7 @@ def _of_manifest(book: Manifest) -> Summary:
         sources=len(book.sources),
         size=sum(made.size for made in generations) - missing,
         missing=missing,
+        unseen=len(unseen(book.nodes)),
     )
 
 
@@ -145,4 +154,5 @@ def _of_lanes(key: RunKey, lanes: list[LiveLane]) -> Summary:
         ranks=len({source.rank for source in sources} - {None}),
         sources=len(sources),
         size=sum(size for found in lanes for size in found.committed.values()) if lanes else None,
+        unseen=len(unseen(NodeEntry(found.lane.node, "open", report=found.report) for found in lanes)),
     )

@@ -8,7 +8,7 @@ import msgspec
 from trainarchive import generations, keys, manifest
 from trainarchive.errors import DamagedError, NotFoundError, TrainarchiveError, UnavailableError
 from trainarchive.manifest import Manifest
-from trainarchive.reading.live import Door, clusters, segments, unfinished
+from trainarchive.reading.live import Door, clusters, no_cluster, segments, unfinished
 from trainarchive.reading.objects import Objects
 from trainarchive.reading.reference import Reference, parse
 from trainarchive.reading.view import RunView
@@ -77,10 +77,11 @@ class _Search:
         return sorted(views, key=lambda view: view.key)
 
     def _clusters(self, name: Reference, wanted: Wanted) -> list[str]:
+        known = {lane.run.cluster for lane in self._lanes} | clusters(self._store)
         only = name.cluster or wanted.cluster
-        if only:
-            return [only]
-        return sorted({lane.run.cluster for lane in self._lanes} | clusters(self._store))
+        if only and only not in known:
+            raise no_cluster(only, known, self._door)
+        return [only] if only else sorted(known)
 
     def _runs(self, cluster: str, name: Reference) -> set[RunKey]:
         """Return all attempts and generations of the jobs that the name stands for."""
@@ -143,10 +144,11 @@ class _Search:
                 f"no job {name.text} {where} is archived, and whether it runs is not known: {self._door.unanswered}",
                 hint="try again when the log Redis answers",
             )
-        looked = f"sealed segments and {len(self._lanes)} live lanes" if self._door.known else "sealed segments"
+        count = len(self._lanes)
+        lanes = f" and {count} live lane{'' if count == 1 else 's'}" if self._door.known else ""
         more = "" if self._door.known else f"; {self._door.unanswered}"
         return NotFoundError(
-            f"no job {name.text} {where}: looked at archived runs, {looked}{more}",
+            f"no job {name.text} {where}: looked at archived runs, sealed segments{lanes}{more}",
             hint="`trainarchive ls` shows what there is",
         )
 

@@ -1,15 +1,18 @@
 """Object stores: one contract, many places to keep bytes."""
 
 import os
+import stat
 from pathlib import Path
-from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
+from trainarchive import urls
 from trainarchive.errors import SettingsError
 from trainarchive.settings import Settings
 from trainarchive.store.contract import Store
 from trainarchive.store.local import LocalStore
 from trainarchive.store.memory import MemoryStore
 from trainarchive.store.retrying import RetryingStore
+
+ANOTHER_PLACE = "choose another with --home, TRAINARCHIVE_HOME or [store] url"
 
 
 def open_store(settings: Settings) -> Store:
@@ -25,36 +28,34 @@ def open_store(settings: Settings) -> Store:
     )
 
 
-def _plain_store(url: str) -> Store:
+def absent(settings: Settings) -> Path | None:
+    """Return the store's directory where that is not there (yet), else None."""
+    if not settings.store_url.startswith("file:"):
+        return None
+    path = Path(urls.directory(settings.store_url))
     try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        raise _unusable(f"not a URL: {error}") from error
-    match parts.scheme:
-        case "file":
-            return LocalStore(_directory(parts))
-        case "memory":
-            return MemoryStore()
-        case "":
-            raise _unusable("it has no scheme")
-        case scheme:
-            raise _unusable(f"no store is known for {scheme}://")
+        path.stat()
+    except FileNotFoundError:
+        return path
+    return None
 
 
-def _directory(parts: SplitResult) -> str:
-    path = os.fsdecode(unquote_to_bytes(parts.path))
-    if parts.netloc not in {"", "localhost"} or not path.startswith("/"):
-        raise _unusable("a file:// URL needs three slashes and an absolute path")
-    if parts.query or parts.fragment:
-        raise _unusable("? and # in the path of a file:// URL are written %3F and %23")
-    if "\0" in path:
-        raise _unusable("NUL cannot be in a path")
+def _plain_store(url: str) -> Store:
+    what = urls.problem("store", url)
+    if what:
+        raise SettingsError(f"[store] url: {what}", hint=urls.known("store"))
+    return LocalStore(_directory(url)) if url.startswith("file:") else MemoryStore()
+
+
+def _directory(url: str) -> str:
+    path = urls.directory(url)
     there = next(place for place in (Path(path), *Path(path).parents) if os.path.lexists(place))
-    if not there.is_dir():
-        raise _unusable("something that is no directory stands in its way")
+    try:
+        is_directory = stat.S_ISDIR(there.stat().st_mode)
+    except FileNotFoundError:
+        is_directory = False  # a link to nothing
+    except OSError as error:
+        raise SettingsError(os.strerror(error.errno or 0), where=str(there), hint=ANOTHER_PLACE) from error
+    if not is_directory:
+        raise SettingsError("not a directory, and [store] url leads there", where=str(there), hint=ANOTHER_PLACE)
     return path
-
-
-def _unusable(what: str) -> SettingsError:
-    # The URL itself is not shown: it may hold a password.
-    return SettingsError(what, where="store.url", hint="known are file:///absolute/directory and, for tests, memory://")

@@ -16,15 +16,15 @@ _NO_OBJECT = "symbolic links and special files cannot be objects: remove it"
 _NO_LINKS = "the store needs a file system with hard links"
 
 _FINAL = {
-    errno.EACCES: "let this process' user read and write there, or set store.url to another directory",
+    errno.EACCES: "let this user read and write there, or choose another with --home, TRAINARCHIVE_HOME or [store] url",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f), or use another file system",
     errno.ELOOP: _NO_OBJECT,
-    errno.ENAMETOOLONG: "set store.url to a directory with a shorter path",
+    errno.ENAMETOOLONG: "set [store] url to a directory with a shorter path",
     errno.ENOSYS: _NO_LINKS,
     errno.ENXIO: _NO_OBJECT,
     errno.EOPNOTSUPP: _NO_LINKS,
     errno.EPERM: f"{_NO_LINKS} on which this process' user may write",
-    errno.EROFS: "mount it writable, or set store.url to another directory",
+    errno.EROFS: "mount it writable, or set [store] url to another directory",
     errno.EXDEV: "everything below the store's root must be one file system",
 }
 """Errors that stay until somebody acts, and how."""

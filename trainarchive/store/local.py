@@ -232,7 +232,7 @@ class LocalStore:
 
 def _in_the_way(path: Path, root: Path) -> TrainarchiveError:
     if path == root or path in root.parents:
-        hint = "store.url must name a directory; move the file away or change the URL"
+        hint = "[store] url must name a directory; move the file away or change the URL"
         return TrainarchiveError("not a directory", where=str(path), hint=hint)
     what = "on a file system this key and another that continues it with / exclude each other"
     return TrainarchiveError(what, where=str(path), hint="choose another key; what was there before is unharmed")

@@ -27,18 +27,18 @@ _ALLOW = "docs/operation.md lists what a node's ACL user needs"
 _ADVICE = (
     ("used memory > 'maxmemory'", "its memory is full", "give it more memory, or more workers: sealing frees it"),
     ("loading the dataset", "it is loading its data", "wait"),
-    ("read only replica", "it is a replica", "log.url must name the primary"),
-    ("Link with MASTER is down", "it is a replica without its primary", "log.url must name the primary"),
+    ("read only replica", "it is a replica", "[log] url must name the primary"),
+    ("Link with MASTER is down", "it is a replica without its primary", "[log] url must name the primary"),
     ("MISCONF", "it cannot save to its disk", "free disk space where Redis runs"),
     ("no permissions", "its ACL does not allow this", _ALLOW),
     ("executing the script can't", "its ACL does not allow this", _ALLOW),
-    ("invalid username-password", "it refuses the password", "check user and password in log.url"),
-    ("Authentication required", "it wants a password", "put user and password into log.url"),
-    ("without any password configured", "it has no password, but one was given", "take it out of log.url"),
+    ("invalid username-password", "it refuses the password", "check user and password in [log] url"),
+    ("Authentication required", "it wants a password", "put user and password into [log] url"),
+    ("without any password configured", "it has no password, but one was given", "take it out of [log] url"),
     ("ot enough good replicas", "it has too few replicas for its min-replicas-to-write", "mend them"),
     ("is busy running a script", "another's script keeps it busy", "wait, or SCRIPT KILL"),
     ("CLUSTERDOWN", "the Redis Cluster is down", "wait, or mend it"),
-    ("MOVED", "it is one node of a Redis Cluster", "log.url must name a single Redis or a proxy"),
+    ("MOVED", "it is one node of a Redis Cluster", "[log] url must name a single Redis or a proxy"),
     ("max number of clients", "it has too many clients", "raise its maxclients"),
 )
 """A piece of what Redis says, what that means, what to do. Scripts put words around it, redis-py takes codes off it."""
@@ -123,7 +123,7 @@ class Connection:
         if isinstance(error, redis.exceptions.ResponseError):
             return UnavailableError(f"the log Redis refuses: {said}", where=self.where)
         return UnavailableError(
-            f"the log Redis does not answer: {said}", where=self.where, hint="is it running, and is log.url right?"
+            f"the log Redis does not answer: {said}", where=self.where, hint="is it running, and is [log] url right?"
         )
 
     def command(self, *words: Argument) -> Any:
