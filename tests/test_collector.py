@@ -14,6 +14,8 @@ from trainarchive.collector.saved import Phase
 from trainarchive.holder import Holder
 from trainarchive.stream import Stream
 
+NOBODY = Stream("unix:///nobody/listens.sock?db=0", timeout_s=0.1, max_pending=1)
+
 
 @pytest.fixture
 def make_node(tmp_path: Path, stream: Stream, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Node]]:
@@ -269,3 +271,89 @@ def test_without_a_holder_following_goes_on(make_node: Callable[..., Node]) -> N
     node.epilog()
     node.archive()
     assert node.archived()[os.fsencode(path)] == {0: (b"one", [])}
+
+
+def test_a_file_cut_off_while_reading_waits_is_told(make_node: Callable[..., Node]) -> None:
+    """With no room for more, files are still looked at: what is cut off unread must show as a gap."""
+    node = make_node(memory_mib=1, spool_mib=0, back_off_max_s=0.02)
+    node.prolog()
+    node.until(node.all_taken)
+    big, cut = node.private / "big.log", node.private / "cut.log"
+    cut.write_bytes(b"begin\n")
+    node.until(node.settled)
+    door, node.collector.uplink._stream = node.collector.uplink._stream, NOBODY
+    big.write_bytes(os.urandom(3 * 1024 * 1024))
+    node.until(lambda: node.collector.held.full)
+    with cut.open("ab") as file:
+        file.write(b"x" * 50_000)
+    (followed,) = (one for one in node.collector.lanes.keepers[node.lane].files if one.source.path.endswith("cut.log"))
+    node.until(lambda: followed.tail is not None and followed.tail.pending() == 50_000)
+    os.truncate(cut, 0)
+    node.until(lambda: len(followed.flows) == 2)
+    node.collector.uplink._stream = door
+    node.epilog()
+    node.archive()
+    text, gaps = node.archived()[os.fsencode(cut)][0]
+    assert text[:6] == b"begin\n"
+    assert [(gap.start, gap.end) for gap in gaps] == [(6, 50_006)]
+
+
+def test_a_file_rewritten_just_before_epilog(make_node: Callable[..., Node]) -> None:
+    """Its last content is a generation of its own, whole, whatever its length."""
+    node = make_node()
+    node.prolog()
+    node.until(node.all_taken)
+    paths = [node.private / f"{size}.txt" for size in (50, 100, 150)]
+    for path in paths:
+        path.write_bytes(b"a" * 100)
+    node.until(node.settled)
+    for path in paths:
+        path.write_bytes(b"b" * int(path.stem))
+    node.epilog()
+    node.archive()
+    for path in paths:
+        generations = node.archived()[os.fsencode(path)]
+        assert generations == {0: (b"a" * 100, []), 1: (b"b" * int(path.stem), [])}
+
+
+def test_a_second_epilog_waits_for_the_same_bytes(make_node: Callable[..., Node]) -> None:
+    """It is told that the node's bytes are safe when they are, not before."""
+    node = make_node()
+    node.prolog()
+    node.until(node.all_taken)
+    (node.private / "x.log").write_bytes(b"x")
+    node.until(node.settled)
+    node.epilog()
+    node.until(node.all_taken)
+    node.epilog()
+    node.until(node.all_taken)
+    assert list((node.settings.spool / "safe").iterdir()) == []
+    node.archive()
+    assert len(list((node.settings.spool / "safe").glob("epilog.*"))) == 2
+
+
+def test_a_lane_that_redis_cannot_use_leaves_room_for_others(make_node: Callable[..., Node], redis_url: str) -> None:
+    """Trash in one lane's keys: its frames go to disk, the other run's go up."""
+    node = make_node(memory_mib=1)
+    node.prolog()
+    node.until(node.all_taken)
+    (node.private / "x.log").write_bytes(b"x")
+    node.until(node.settled)
+    broken = node.lane
+    with redis.Redis.from_url(redis_url, protocol=2) as client:
+        (key,) = client.keys("*:offsets")
+        client.delete(key)
+        client.set(key, "trash")
+    (node.private / "x.log").write_bytes(os.urandom(3 * 1024 * 1024))
+    other = node.settings.spool / "jobs" / "8.0"
+    other.mkdir()
+    node.prolog(SLURM_JOB_ID=b"8", TRAINARCHIVE_DIR=os.fsencode(other))
+    node.until(node.all_taken)
+    (other / "y.log").write_bytes(b"goes up")
+    (lane,) = (lane for lane in node.collector.lanes.keepers if lane != broken)
+
+    def is_up() -> bool:
+        status = node.stream.status(lane)
+        return status is not None and list(status.committed.values()) == [7]
+
+    node.until(is_up)

@@ -190,3 +190,44 @@ def test_memory_is_counted_back_to_nothing(bench: Callable[..., Bench]) -> None:
     one.all_of()
     assert one.held.memory == 0
     assert one.held.spooled == 0
+
+
+def test_after_frames_went_up_past_the_spool(bench: Callable[..., Bench]) -> None:
+    """The disk was full for some frames, which went up from memory: later ones do too, until it is sealed."""
+    one = bench(spool=1)
+    one.flow.secure(one.tail)
+    one.read(1)
+    sent = b"".join(frame.text() for frame in one.send())
+    one.read(1)
+    sent += b"".join(frame.text() for frame in one.send())
+    one.held.spool_limit = PLENTY
+    one.read(9)
+    assert sent + one.all_of() == one.text
+
+
+def test_an_empty_spool_secures_nothing_by_itself(bench: Callable[..., Bench], tmp_path: Path) -> None:
+    """A disk that was full just after the spool was made: what is not sealed is read again all the same."""
+    one = bench()
+    one.read(2)
+    one.send()
+    one.flow.adopt(SpoolFile.create(tmp_path / "s.0", "s", 0), keep=False)
+    one.flow.secure(one.tail)
+    one.read(9)
+    one.flow.ended = True
+    one.flow.rewind(0, None)
+    assert one.all_of() == one.text
+
+
+def test_losing_twice_leaves_no_hole(bench: Callable[..., Bench]) -> None:
+    """The end is given up, then Redis forgets what came before it."""
+    one = bench(spool=1)
+    one.flow.secure(one.tail)
+    one.read(1)
+    one.send()
+    one.read(1)
+    one.flow.lose(3 * BLOCK, "not kept: test")
+    one.send()
+    one.flow.rewind(0, None)
+    sent = one.send()
+    assert sent[-1].end == 3 * BLOCK
+    assert one.flow.waiting == 0

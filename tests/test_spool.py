@@ -300,6 +300,7 @@ def test_an_fd_that_cannot_be_written_is_unavailable(tmp_path: Path) -> None:
     """Other errors of the disk are told apart from a full one."""
     spool = SpoolFile.create(tmp_path / "a", "s", 0)
     spool.close()
+    spool._fd = os.open(tmp_path / "a", os.O_RDONLY)
     with pytest.raises(UnavailableError, match="cannot be written"):
         spool.append(Frame(0, 1, 0, 0, b"x"))
 

@@ -141,7 +141,7 @@ class SpoolFile:
             0, len(frame.data), len(gap), frame.offset, frame.length, frame.wall_ns, frame.mono_ns
         )[_AFTER_CRC:]  # fmt: skip
         crc = crc32(gap, crc32(frame.data, crc32(rest, _seed_at(self.size, self._seed))))
-        size = _write(self._fd, [crc.to_bytes(4, "little"), rest, frame.data, gap], self.size, self.path)
+        size = _write(self._open_fd(), [crc.to_bytes(4, "little"), rest, frame.data, gap], self.size, self.path)
         self._took(frame.offset, frame.end, size)
 
     def sync(self) -> None:
@@ -151,7 +151,7 @@ class SpoolFile:
         tells an error of the disk once, and drops what it could not write.
         """
         with _told(self.path, "cannot be made durable"):
-            os.fdatasync(self._fd)
+            os.fdatasync(self._open_fd())
             if not self._named:
                 folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
@@ -170,13 +170,23 @@ class SpoolFile:
         place = self._marks[at - 1][1] if at else self._body
         while place < self.size:
             with _told(self.path, "does not read", reading=True):
-                found = _read_record(self._fd, place, self._seed)
+                found = _read_record(self._open_fd(), place, self._seed)
             if found is None:
                 raise DamagedError(f"the record at byte {place} changed after it was written", where=str(self.path))
             frame, size = found
             place += size
             if frame.end > from_offset:
                 yield frame
+
+    def park(self) -> None:
+        """Give the descriptor back until it is needed again: a node may have thousands of spools."""
+        self.close()
+
+    def _open_fd(self) -> int:
+        if self._fd < 0:
+            with _told(self.path, "cannot be opened again"):
+                self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return self._fd
 
     def close(self) -> None:
         """Close; safe to call twice. The file stays."""

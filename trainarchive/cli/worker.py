@@ -29,6 +29,7 @@ COLD_S = 8.0
 """After SIGQUIT Celery puts running tasks back for so long; whatever still lives then is killed."""
 RESTART_MAX_S = 30.0
 READY_FD = "TA_WORKER_READY_FD"
+PARENT = "TA_WORKER_PARENT"
 """Celery's side of it is in ``celery_tasks.processes``."""
 
 _log = logging.getLogger(__name__)
@@ -175,7 +176,7 @@ class _Child:
             # -P: no module is taken from the current directory.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "celery_tasks", *arguments],
-                env={**environment, READY_FD: str(theirs)},
+                env={**environment, READY_FD: str(theirs), PARENT: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr,
                 pass_fds=(theirs,),

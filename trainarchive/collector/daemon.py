@@ -24,6 +24,7 @@ from trainarchive.collector.waking import Waking
 from trainarchive.collector.watching import Watching
 from trainarchive.errors import TrainarchiveError
 from trainarchive.frame import Framer
+from trainarchive.processes import Process
 from trainarchive.settings import Settings
 from trainarchive.stream import Stream
 from trainarchive.tail import BUFFER_SIZE
@@ -116,19 +117,25 @@ class Collector:
         self._look(now)
         reply = self.uplink.collect(now)
         if reply is not None:
-            self.sending.apply(reply, now)
+            with self._apart("an answer of Redis"):
+                self.sending.apply(reply, now)
         self._tell_trouble()
         self._discover(now)
         stalled = self._read(now)
         for keeper in self.lanes:
-            self._schedule(keeper, keeper.open_rest(now))
-            keeper.files.sync(SYNCS_A_TURN)
-            keeper.settle()
-        for lane in self.lanes.finish():
-            self.sending.forget(lane)
-        sent = self._send(now)
+            with self._apart(str(keeper.lane.run)):
+                self._schedule(keeper, keeper.open_rest(now))
+                keeper.files.sync(SYNCS_A_TURN)
+                keeper.settle()
+        with self._apart("archived runs"):
+            for lane in self.lanes.finish():
+                self.sending.forget(lane)
+        sent = True
+        with self._apart("a request to Redis"):
+            sent = self._send(now)
         if now >= self._save_at:
             self._save_at = now + self._limits.state_every_s
+            self.lanes.alive()
             self.lanes.save()
         return self._rest(now, sent=sent, stalled=stalled)
 
@@ -138,13 +145,13 @@ class Collector:
             self.look_at = now + LOOK_S
             if self._holding.connect():
                 self._holding.reconcile(self._open_files())
-            self.lanes.alive()
-            self.lanes.sweep(now)
-            closing = self.lanes.take_notices(now)
-            if closing:
-                self.uplink.hurry()
-            for keeper, followed in closing:
-                self._schedule(keeper, (followed,))
+            with self._apart("notices"):
+                self.lanes.sweep(now)
+                closing = self.lanes.take_notices(now)
+                if closing:
+                    self.uplink.hurry()
+                for keeper, followed in closing:
+                    self._schedule(keeper, (followed,))
         for keeper in self.lanes:
             if kicked and keeper.private_name in kicked:
                 keeper.clock.kick()
@@ -153,7 +160,9 @@ class Collector:
         due = [keeper for keeper in self.lanes if keeper.phase is Phase.FOLLOWING and now >= keeper.clock.due]
         if not due:
             return
-        found = self._scanner.scan({keeper.lane.run.job_id: keeper.report.job.uid for keeper in due})
+        found: dict[int, list[Process]] = {}
+        with self._apart("processes"):
+            found = self._scanner.scan({keeper.lane.run.job_id: keeper.report.job.uid for keeper in due})
         for keeper in due:
             with self._apart(f"{keeper.lane.run}: discovery"):
                 self._schedule(keeper, keeper.discover(found.get(keeper.lane.run.job_id, ()), now))
@@ -190,6 +199,8 @@ class Collector:
             stalled = stalled or self.held.full
             if stalled and followed.closing_until is None:
                 waiting.append(entry)
+                with self._apart(f"{keeper.lane.run}: {followed.source.path!a}"):
+                    followed.look()
                 continue
             followed.pace.due = now + DEFECT_S
             with self._apart(f"{keeper.lane.run}: {followed.source.path!a}"):

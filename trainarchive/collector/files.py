@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from trainarchive import sources
+from trainarchive import opening, sources
 from trainarchive.collector.finding import Finder, Opened
 from trainarchive.collector.flow import Flow, Held
 from trainarchive.collector.followed import MIB, Followed
 from trainarchive.collector.holding import Holding
-from trainarchive.errors import UnavailableError
+from trainarchive.errors import RefusedError, UnavailableError
 from trainarchive.processes import Process
 from trainarchive.run import Job, Lane, Refusal, Source
 from trainarchive.settings import Settings
@@ -48,6 +48,7 @@ class Files:
         self._shared = shared
         self._first_generation = first_generation
         self._unsynced: deque[Flow] = deque()
+        self._uid = -1
 
     def __iter__(self) -> Iterator[Followed]:
         return iter(self.followed.values())
@@ -80,6 +81,7 @@ class Files:
     def open(self, new: Iterable[sources.Candidate], uid: int) -> list[Followed]:
         """Open and follow candidates; what may be opened later stays in ``finder.unopened``."""
         fresh = []
+        self._uid = uid
         most = self._shared.settings.sources.max_files_per_run
         for one in self.finder.open(new, uid):
             if len(self.followed) >= most:
@@ -103,13 +105,27 @@ class Files:
         source_id = sources.source_id(self._lane.node, tail.identity, opened.candidate.path)
         if source_id in self.followed:
             tail.close()
-            return None
+            return self._reopen(self.followed[source_id], opened.candidate)
         source = sources.describe(opened.candidate, source_id, self._lane.node)
         flow = Flow(source_id, tail.generation, self._shared.held, self.spool_path(source_id, tail.generation))
         followed = self.add(source, tail, [flow])
         self._describe(followed, source)
         log.info("%s: follows %s %s (rank %s)", self._lane.run, source.kind, ascii(source.path), source.rank)
         return followed
+
+    def _reopen(self, known: Followed, candidate: sources.Candidate) -> Followed | None:
+        """Take up again a file that was let go while the run goes on."""
+        if known.is_open() or known.saved_tail is None or candidate.fd is None or candidate.pid is None:
+            return None
+        try:
+            fd = opening.open_fd_of(candidate.pid, candidate.fd, candidate.start_time, self._uid)
+        except RefusedError:
+            return None
+        tail = Tail.resume(fd, known.saved_tail, buffer=self._shared.buffer)
+        known.reopen(tail)
+        self.finder.follows(known.source.id, tail.identity)
+        self._shared.holder.keep(self.held_name(known.source.id), tail.fileno())
+        return known
 
     def _describe(self, followed: Followed, source: Source) -> None:
         followed.source = source

@@ -73,6 +73,7 @@ class Finder:
         self._wanted = wanted
         self._processes: dict[ProcessKey, Process] = {}
         self._by_inode: dict[tuple[int, int], str] = {}
+        self._inode_of: dict[str, tuple[int, int]] = {}
         self.refused: dict[Refusal, None] = {}
         self.unopened: list[tuple[sources.Candidate, str]] = []
         self._said = ""
@@ -80,11 +81,11 @@ class Finder:
     def follows(self, source_id: str, identity: Identity) -> None:
         """This inode is open here, so the kernel cannot give it to another file meanwhile."""
         self._by_inode[identity.fs, identity.inode] = source_id
+        self._inode_of[source_id] = (identity.fs, identity.inode)
 
     def lets_go(self, source_id: str) -> None:
         """It no longer is."""
-        for key in [key for key, value in self._by_inode.items() if value == source_id]:
-            del self._by_inode[key]
+        self._by_inode.pop(self._inode_of.pop(source_id, (0, 0)), None)
 
     def candidates(self, job: Job, processes: Iterable[Process]) -> list[sources.Candidate]:
         """Return what the run's processes, those that ended too, may have written."""
@@ -116,6 +117,8 @@ class Finder:
         try:
             at = os.lstat(candidate.path) if not candidate.proc_path else os.stat(candidate.proc_path)  # noqa: PTH116 - bytes
         except OSError:
+            return None
+        if candidate.inode not in (0, at.st_ino):
             return None
         return self._by_inode.get((at.st_dev, at.st_ino))
 
@@ -152,6 +155,9 @@ def _open(candidate: sources.Candidate, uid: int) -> int:
     if candidate.fd is None or candidate.pid is None:
         return opening.open_path(candidate.proc_path or candidate.path, uid)
     fd = opening.open_fd_of(candidate.pid, candidate.fd, candidate.start_time, uid)
+    if candidate.inode not in (0, os.fstat(fd).st_ino):
+        os.close(fd)
+        raise RefusedError(opening.GONE)  # the number stands for another file by now, whose name we do not know yet
     if candidate.fd >= OWN_CHOICE_FD and not _is_text(fd):
         os.close(fd)
         raise RefusedError("not text", where=candidate.path.decode(errors="backslashreplace"))

@@ -12,6 +12,7 @@ they are put on disk instead, into the spool, and the queue is filled from there
 for more than ``spill``: everything that is not *sealed* is on disk, not only what Redis lacks.
 """
 
+import logging
 import time
 from collections import deque
 from pathlib import Path
@@ -21,8 +22,13 @@ from trainarchive.frame import MAX_OFFSET, Frame, Framer, gap_frame
 from trainarchive.spool import SpoolFile
 from trainarchive.tail import Block, Tail
 
+log = logging.getLogger("trainarchive.collector")
+
 FRAME_OVERHEAD = 300
 """Bytes that a frame takes beside its data, as an object in memory or as an entry in Redis."""
+
+
+LOST = "lost: Redis lost its memory after the file was gone"
 
 
 class Held:
@@ -101,7 +107,7 @@ class Flow:
         """As ``skip``, where the spool cannot be written: the gap goes out behind everything else."""
         end = min(end, MAX_OFFSET)
         if end > self.position:
-            start = self._last.offset if self._last is not None else self.position
+            start = min(self._last.offset, self.position) if self._last is not None else self.position
             self._last = gap_frame(start, end, time.time_ns(), time.monotonic_ns(), reason)
             self.position = end
 
@@ -141,13 +147,22 @@ class Flow:
     def secure(self, tail: Tail | None) -> None:
         """From now on everything that is not sealed is on disk: ``tail`` is read again from there, if need be."""
         self._keep_spool = self._to_spool = True
-        begins = self.spool.start if self.spool is not None else self.position
+        begins = self.spool.start if self.spool is not None and self.spool.end > self.spool.start else self.position
         if tail is not None and begins > self.sealed and _seek(tail, self.sealed):
             self._drop_spool()
             self._clear_queue(self.committed)
             self.position = self.sealed
         else:
             self.spill()
+
+    def resumed(self) -> None:
+        """The file is followed again after it was let go."""
+        self.ended = self._keep_spool = False
+
+    def park(self) -> None:
+        """Give the spool's descriptor back until it is needed."""
+        if self.spool is not None:
+            self.spool.park()
 
     def _spool_append(self, frame: Frame) -> None:
         if self._held.spooled >= self._held.spool_limit:
@@ -159,21 +174,28 @@ class Flow:
             self.spool_path.unlink(missing_ok=True)
             self.spool = SpoolFile.create(self.spool_path, self.source, self.generation)
             self._held.spooled += self.spool.size
+        if self.spool.start < self.spool.end != frame.offset:
+            # Frames went up past the spool while the disk was full: it has to be sealed first.
+            raise UnavailableError("the spool ends before these bytes", where=str(self.spool_path))
         before = self.spool.size
         self.spool.append(frame)
         self._held.spooled += self.spool.size - before
 
     def _drop_spool(self) -> None:
-        if self.spool is not None:
-            self._held.spooled -= self.spool.size
-            self.spool.delete()
-            self.spool = None
+        spool, self.spool = self.spool, None
+        if spool is not None:
+            self._held.spooled -= spool.size
+            try:
+                spool.delete()
+            except UnavailableError as error:
+                log.warning("%s: nobody needs it any more: %s", self.spool_path, error)
 
     # -- out -------------------------------------------------------------------------------
 
     def outgoing(self, most: int) -> list[Frame]:
         """Return the next frames to send, contiguous from ``committed``: about ``most`` bytes, at least one frame."""
         self._refill(most)
+        self._bridge()
         last = self._last
         if last is not None and last.offset <= self.framed < last.end:
             self._enqueue(last if last.offset == self.framed else recut(last, self.framed))
@@ -185,6 +207,12 @@ class Flow:
             size += weight(frame)
             chosen.append(frame)
         return chosen
+
+    def _bridge(self) -> None:
+        """Frames went up past the spool, and Redis lost them: what nobody has any more is a gap."""
+        end = self._last.offset if self._last is not None else self.position
+        if self.spool is not None and self.spool.end <= self.framed < end:
+            self._enqueue(gap_frame(self.framed, end, time.time_ns(), time.monotonic_ns(), LOST))
 
     def _refill(self, most: int) -> None:
         spool = self.spool
@@ -198,6 +226,8 @@ class Flow:
             wanted -= weight(frame)
             if wanted <= 0:
                 break
+        if self.ended:
+            spool.park()
 
     def accept(self, committed: int, sealed: int) -> None:
         """Take an answer's offsets: forget what Redis has; the spool, once it is no longer needed."""
@@ -238,6 +268,8 @@ class Flow:
         else:
             if self.spool is not None:
                 self._empty_queue(self.spool, tail)
+                if tail is not None and self.spool is not None:
+                    self.position = min(self.position, self.spool.end)  # from there the file is read again
             if not self._queue:
                 self.framed = committed
             self.committed = committed
@@ -273,8 +305,7 @@ class Flow:
             self._last = None
             self.position = committed
             return
-        reason = "lost: Redis lost its memory after the file was gone"
-        gap = gap_frame(committed, begins, time.time_ns(), time.monotonic_ns(), reason)
+        gap = gap_frame(committed, begins, time.time_ns(), time.monotonic_ns(), LOST)
         self._queue.appendleft(gap)
         self._held.memory += weight(gap)
         self.framed = self._queue[-1].end
@@ -299,6 +330,7 @@ class Flow:
         """Make the spool durable."""
         if self.spool is not None:
             self.spool.sync()
+            self.spool.park()
 
     def forget(self) -> None:
         """All is in the store and known to be: delete what is left."""

@@ -1,5 +1,7 @@
 """A followed source: an open file, its generations' flows, and when to look at it next."""
 
+import math
+
 import msgspec
 
 from trainarchive.collector.flow import Flow, Held
@@ -36,7 +38,10 @@ class Pace(msgspec.Struct):
             self.due = now if got >= SMALL else now + limits.busy_wait_ms / 1000
             return
         slept = (now - self.last_bytes) / 8
-        self.due = now + min(max(slept, limits.poll_min_ms / 1000), limits.poll_max_ms / 1000)
+        wait = min(max(slept, limits.poll_min_ms / 1000), limits.poll_max_ms / 1000)
+        # Many files share a wake-up: those that sleep long are due on a coarse grid of time.
+        grid = max(wait / 8, 0.001)
+        self.due = math.ceil((now + wait) / grid) * grid
 
 
 class Ceiling(msgspec.Struct):
@@ -122,6 +127,12 @@ class Followed:
         self.pace.after(now, got, self._limits)
         return got
 
+    def look(self) -> None:
+        """Reading waits: see at least what is cut off meanwhile, so that it is told."""
+        if self.tail is not None:
+            self.tail.poll()
+            self._note_ends(self.tail)
+
     def _align(self, tail: Tail) -> None:
         """Read on where the flow stands: what was read last may not have been kept, or Redis has more."""
         self._note_ends(tail)
@@ -129,8 +140,11 @@ class Followed:
             tail.poll()
             self._note_ends(tail)
             self._close_at = tail.offset + tail.pending()
+            for flow in self.flows[:-1]:
+                flow.secure(None)
             self.current.secure(tail)
             self._prepared = True
+            self._note_ends(tail)
         if tail.offset != self.current.position:
             tail.seek(self.current.position)
             self._note_ends(tail)
@@ -139,6 +153,10 @@ class Followed:
         """Nothing can be kept (or read) now: try again, and give up only when the file must go."""
         self.pace.due = now + RETRY_S
         if self.closing_until is not None and now >= self.closing_until:
+            for ended in tail.ended:
+                self.current.lose(ended.known_size, f"not kept: {why}")
+                self._begin_generation(ended.generation + 1)
+            tail.ended.clear()
             self.current.lose(max(self._close_at, tail.offset + tail.pending()), f"not kept: {why}")
             self.let_go()
 
@@ -148,19 +166,25 @@ class Followed:
             over = self.total >= self._ceiling.head and not self._cut
             flow.skip(ended.known_size, self._ceiling.reason if over else f"{ended.reason} before it was read")
             tail.ended.pop(0)
-            flow.ended = True
-            self._passed += flow.position
-            path = flow.spool_path.with_suffix(f".{ended.generation + 1}")
-            self.flows.append(Flow(self.source.id, ended.generation + 1, self._held, path))
-            self._cut = False
+            self._begin_generation(ended.generation + 1)
             if self._prepared:
                 self.current.secure(None)
                 self._close_at = tail.offset + tail.pending()
 
-    def note_ends(self) -> None:
-        """Take in what a resumed file says of the time in between."""
-        if self.tail is not None:
-            self._note_ends(self.tail)
+    def _begin_generation(self, number: int) -> None:
+        flow = self.current
+        flow.ended = True
+        flow.park()
+        self._passed += flow.position
+        self._cut = False
+        self.flows.append(Flow(self.source.id, number, self._held, flow.spool_path.with_suffix(f".{number}")))
+
+    def reopen(self, tail: Tail) -> None:
+        """Follow the file again: it was let go, unlinked and quiet, and somebody writes to it all the same."""
+        self.tail = tail
+        self.closing_until = None
+        self._prepared = self._cut = False
+        self.current.resumed()
 
     # -- ceilings --------------------------------------------------------------------------
 
@@ -174,6 +198,7 @@ class Followed:
         if self.total < self._ceiling.head or self._cut:
             return False
         if self.closing_until is None:
+            tail.poll()  # what is cut off or unlinked must be seen all the same
             return True
         start = self._close_at - self._ceiling.keep
         if self.current.position < start and tail.seek(start):
@@ -194,7 +219,7 @@ class Followed:
 
     def state(self) -> Saved | None:
         """Return what a later life needs to go on with this file from what is sealed."""
-        if self.tail is None:
+        if self.tail is None or self.tail.ended:
             return self.saved_tail
         return self.tail.saved(min(self.current.sealed, self.tail.offset))
 
@@ -211,11 +236,6 @@ class Followed:
         if self.closing_until is None:
             self.closing_until = until
             self.pace.due = 0.0
-
-    def secure_ended(self) -> None:
-        """Put what earlier generations have in memory on disk; raise UnavailableError where there is no room."""
-        for flow in self.flows if self.tail is None else self.flows[:-1]:
-            flow.secure(None)
 
     def let_go(self) -> None:
         """Close the file. What was read stays in the flows."""

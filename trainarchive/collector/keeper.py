@@ -22,6 +22,8 @@ from trainarchive.tail import Saved
 log = logging.getLogger("trainarchive.collector")
 
 OPEN_REST_S = 0.2
+SAVE_AGAIN_S = 1.0
+SEND_UNSAVED_S = 5.0
 
 
 class Keeper:
@@ -50,6 +52,9 @@ class Keeper:
         self._directory = directory
         self._close_within_s = shared.settings.collector.close_within_s
         self._save_trouble = ""
+        self._save_again_at = 0.0
+        self._unsaved_since: float | None = None
+        self._unsaved = False
         self._close_until = 0.0
         self._open_rest_at = 0.0
 
@@ -227,9 +232,25 @@ class Keeper:
         self.changed = False
         return True
 
-    def save_starts(self) -> bool:
-        """Before bytes go up, the state must be able to tell their file from one rewritten later."""
-        return not any(one.start_changed() for one in self.files) or self.save()
+    def save_starts(self, now: float) -> bool:
+        """Before bytes go up, the state must be able to tell their file from one rewritten later.
+
+        With a disk that takes nothing they go up all the same, after a while, and the manifest says so.
+        """
+        if not any(one.start_changed() for one in self.files):
+            return True
+        if now < self._save_again_at:
+            return self._unsaved
+        if self.save():
+            self._unsaved_since = None
+            self._unsaved = False
+            return True
+        self._save_again_at = now + SAVE_AGAIN_S
+        self._unsaved_since = self._unsaved_since or now
+        if self.phase is not Phase.FOLLOWING or now - self._unsaved_since > SEND_UNSAVED_S:
+            self._unsaved = True
+            self.note("state not saved for want of disk: a crash could have mixed generations of rewritten files")
+        return self._unsaved
 
     def stop(self) -> None:
         """The collector stops: keep everything for its next life."""

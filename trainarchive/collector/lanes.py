@@ -21,12 +21,12 @@ from trainarchive.notice import Notice
 from trainarchive.run import Lane, LaneReport, RunKey
 
 SWEEP_S = 3600.0
-LATE_S = 5.0
+LATE_S = 2.0
 """A prolog's notice is taken within milliseconds where a collector runs."""
 FORGOTTEN_S = 86_400.0
 """Directories that Prolog moved aside are removed when they are this old."""
-ABSENCE_S = 10.0
-"""A shorter absence is told by nothing: the sign of life itself comes every few seconds."""
+ABSENCE_S = 3.0
+"""A shorter absence is told by nothing: the sign of life itself comes every second or so."""
 
 Waiting = tuple[Keeper, Followed]
 """A source that is to be read at once, with its lane's keeper."""
@@ -99,11 +99,14 @@ class Lanes:
         try:
             path.replace(kept)
             return self._act(notice, kept, now, first_generation=0)
-        except OSError as error:
-            log.warning("%s: not acted on yet, tried again: %s", path, error)
-            with suppress(OSError):
-                kept.replace(path)
+        except (OSError, TrainarchiveError) as error:
+            self._put_back(kept, error)
             return []
+
+    def _put_back(self, kept: Path, error: Exception) -> None:
+        log.warning("%s: not acted on yet, tried again: %s", kept, error)
+        with suppress(OSError):
+            kept.replace(self._spool / "notices" / kept.name)
 
     def _act(self, notice: Notice, kept: Path, now: float, *, first_generation: int) -> list[Waiting]:
         if notice.event == "prolog":
@@ -128,6 +131,8 @@ class Lanes:
             keeper.note("its epilog never came: closed when the job came back to this node")
             to_read += [(keeper, followed) for followed in keeper.close(now)]
         if lane in self.keepers:
+            self.keepers[lane].notices.append(kept.name)
+            self.keepers[lane].stir()
             return to_read
         directory = self._directories / lane.name.replace("/", "_")
         directory.mkdir(mode=0o700, exist_ok=True)
@@ -157,6 +162,13 @@ class Lanes:
                 closed = True
                 keeper.notices.append(kept.name)
                 to_read += [(keeper, followed) for followed in keeper.close(now, notice)]
+        for keeper in self if not closed else ():
+            run = keeper.lane.run
+            if (run.cluster, run.job_id) == (notice.run.cluster, notice.run.job_id) and not keeper.told_safe:
+                # Slurm runs hooks again after a restart of its daemons: this one waits for the same bytes.
+                keeper.notices.append(kept.name)
+                keeper.stir()
+                return []
         if not closed:
             log.info("%s: nothing to close for this epilog", notice.run)
             self._answer(kept.name)
@@ -179,7 +191,10 @@ class Lanes:
         to_read: list[Waiting] = []
         held_names = self._shared.holder.names()
         for directory in sorted(path for path in self._directories.iterdir() if path.is_dir()):
-            to_read += self._restore_lane(directory, held_names, now)
+            try:
+                to_read += self._restore_lane(directory, held_names, now)
+            except (OSError, TrainarchiveError) as error:
+                log.warning("%s: not restored: %s", directory, error)
         fresh_number = int(time.time())
         taken = [path for path in self._open.iterdir() if path.is_file()]
         for path in sorted(taken, key=lambda one: (one.stat().st_mtime_ns, one.name)):
@@ -192,7 +207,11 @@ class Lanes:
             if any(path.name in keeper.notices for keeper in self):
                 continue
             # Its lane's state is gone: generations get numbers that no earlier life can have used.
-            to_read += self._act(notice, path, now, first_generation=fresh_number)
+            try:
+                to_read += self._act(notice, path, now, first_generation=fresh_number)
+            except (OSError, TrainarchiveError) as error:
+                self._put_back(path, error)
+                continue
             for keeper in self:
                 if path.name in keeper.notices:
                     keeper.note(f"the collector lost its state of this run; what it had not sent is in {self._lost}")

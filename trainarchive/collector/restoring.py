@@ -86,4 +86,7 @@ def _reopen(keeper: Keeper, entry: SavedSource, shared: Shared, held_names: froz
         # Another file has this name now: discovery finds it as a source of its own.
         tail.close()
         return None
+    if tail.ended:
+        reason = tail.ended[-1].reason
+        keeper.note(f"{entry.source.path}: {reason} while no collector ran; what was written in between is not known")
     return tail

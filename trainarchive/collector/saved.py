@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from trainarchive.errors import DamagedError, UnavailableError
-from trainarchive.run import LaneReport, Source
+from trainarchive.errors import DamagedError, TrainarchiveError, UnavailableError
+from trainarchive.run import Lane, LaneReport, Source
 from trainarchive.tail import Saved
 
 FILE = "state.json"
@@ -83,12 +83,21 @@ def load(directory: Path) -> SavedLane | None:
     for name in (FILE, BEFORE):
         path = directory / name
         try:
-            return msgspec.json.decode(path.read_bytes(), type=SavedLane)
+            return _read(path)
         except FileNotFoundError:
             continue
-        except (msgspec.DecodeError, OSError) as error:
+        except (msgspec.DecodeError, TrainarchiveError, RecursionError, OSError) as error:
             hint = "the lane's files are read again from their beginning"
             trouble = trouble or DamagedError(str(error), where=str(path), hint=hint)
     if trouble is not None:
         raise trouble
     return None
+
+
+def _read(path: Path) -> SavedLane:
+    """Decode one state file; O_NONBLOCK, since a FIFO in its place must not hold the collector up."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:  # noqa: PTH123 - a descriptor, not a path
+        saved = msgspec.json.decode(file.read(), type=SavedLane)
+    Lane.parse(saved.lane)
+    return saved

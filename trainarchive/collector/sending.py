@@ -78,7 +78,7 @@ class Sending:
 
     def next_time(self) -> float:
         """When a status is due, if nothing else happens (monotonic s)."""
-        return min((keeper.next_status for keeper in self._lanes), default=float("inf"))
+        return min((max(keeper.next_status, keeper.hold_until) for keeper in self._lanes), default=float("inf"))
 
     def _opens(self, ready: list[Keeper]) -> Iterator[tuple[Lane, LaneReport, tuple[Source, ...]]]:
         for keeper in ready:
@@ -96,7 +96,9 @@ class Sending:
                 return
             if not keeper.known or now < keeper.hold_until:
                 continue
-            if not starts_saved.setdefault(keeper.lane, keeper.save_starts()):
+            if keeper.lane not in starts_saved:
+                starts_saved[keeper.lane] = keeper.save_starts(now)
+            if not starts_saved[keeper.lane]:
                 continue
             # A lane that is full is only asked whether it still is.
             frames = _outgoing(flow, followed, room if keeper.full_since is None else 1)
@@ -120,7 +122,10 @@ class Sending:
             self._trouble(lane, trouble, now)
         self._apply_opened(reply)
         for append, answer in zip(reply.request.appends, reply.answers, strict=False):
-            self._answer(append, answer, now)
+            try:
+                self._answer(append, answer, now)
+            except TrainarchiveError as error:
+                self._trouble(append.lane, str(error), now)
         self._apply_statuses(reply)
         if reply.request.appends:
             self._full_since = (self._full_since or now) if reply.full else None
@@ -131,8 +136,9 @@ class Sending:
     def _trouble(self, lane: Lane, trouble: str, now: float) -> None:
         keeper = self._lanes.keepers.get(lane)
         if keeper is not None:
-            log.warning("%s: waits, since its record in Redis cannot be used: %s", lane.run, trouble)
+            log.warning("%s: waits, since its record in Redis, or its disk, cannot be used: %s", lane.run, trouble)
             keeper.hold_until = now + TROUBLE_WAIT_S
+            keeper.full_since = keeper.full_since or now  # its frames go to disk: the others need the memory
             keeper.next_status = keeper.hold_until
 
     def _apply_opened(self, reply: Reply) -> None:

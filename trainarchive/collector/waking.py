@@ -1,5 +1,6 @@
 """How other threads, and signal handlers, wake the loop."""
 
+import math
 import os
 import select
 
@@ -19,7 +20,7 @@ class Waking:
 
     def wait(self, seconds: float) -> None:
         """Return when woken, or after ``seconds``."""
-        if self._poll.poll(max(0, round(seconds * 1000))):
+        if self._poll.poll(max(0, math.ceil(seconds * 1000))):
             os.eventfd_read(self._fd)
 
     def close(self) -> None:

@@ -38,7 +38,8 @@ class Attribution(msgspec.Struct, frozen=True, kw_only=True):
 class Candidate(Attribution, frozen=True, kw_only=True):
     """A file that may be followed, and how to open it.
 
-    With ``fd``: through ``/proc/PID/fd/FD``, if the process's start time still is ``start_time``.
+    With ``fd``: through ``/proc/PID/fd/FD``, if the process's start time still is ``start_time``
+    and the file's inode ``inode`` (0: not known, as before Linux 5.14).
     With ``root``: below that directory, since the process has mounts of its own (a private /tmp).
     Else at ``path``, which is the path as the process or the user names it.
     """
@@ -47,6 +48,7 @@ class Candidate(Attribution, frozen=True, kw_only=True):
     path: bytes
     fd: int | None = None
     start_time: int = 0
+    inode: int = 0
     root: bytes = b""
 
     @property

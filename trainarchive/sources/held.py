@@ -41,7 +41,7 @@ def held(owners: Owners, names: Sequence[str]) -> Iterator[tuple[Candidate, bool
         if found is not None:
             kind, whose = found
             process, write = next((hold for hold in living if hold[0].pid == whose["pid"]), living[0])
-            opening = {"pid": process.pid, "fd": write.fd, "start_time": process.start_time}
+            opening = {"pid": process.pid, "fd": write.fd, "start_time": process.start_time, "inode": write.inode}
             yield Candidate(kind=kind, path=path, **{**whose, **opening}), has_name
 
 
