@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from trainarchive import keys, manifest, opening, sealing, segment
 from trainarchive.coverage import Text
 from trainarchive.errors import DamagedError, NotFoundError, TrainarchiveError, UnavailableError
+from trainarchive.finishing import FINISHED
 from trainarchive.frame import Frame, Framer, gap_frame
 from trainarchive.manifest import Generation, Manifest, NodeEntry, Part, SourceEntry, Span
 from trainarchive.reading import DAMAGED, BadReferenceError, RunView, Wanted, find, passed_over, recent, unseen
@@ -633,6 +634,24 @@ def test_late_bytes_of_an_archived_run(stream: Stream) -> None:
     assert view.key == RUN
     assert content(view) == (b"a" * 1500 + b"b" * 500, [])
     assert [made.blake3 for entry in view.sources for made in entry.generations] == [""], "the digest is of less"
+
+
+def test_a_node_that_never_ends_does_not_run_for_ever(stream: Stream) -> None:
+    """A manifest was written without it and nothing came since: the run is over; later bytes change that."""
+    store = MemoryStore()
+    archive(store, complete=False)
+    silent = lane(node="n2")
+    stream.open(silent, report(), [])
+    now, _ = stream.now()
+    (view,) = find(store, stream, "123")
+    assert view.running
+    stream.control(silent, {FINISHED: f"open {now + 1:.6f}"})
+    (view,) = find(store, stream, "123")
+    assert not view.running
+    stream.control(silent, {FINISHED: f"open {now - 10:.6f}"})
+    send(stream, silent, [source("n2-a", "n2")], entries("n2-a", b"late"))
+    (view,) = find(store, stream, "123")
+    assert view.running
 
 
 def test_without_redis(tmp_path: Path) -> None:

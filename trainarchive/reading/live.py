@@ -5,11 +5,12 @@ from typing import TypeVar
 
 import msgspec
 
-from trainarchive import keys, manifest, shelf
+from trainarchive import keys, manifest, nodes, shelf
 from trainarchive.errors import DamagedError, NotFoundError, TrainarchiveError, UnavailableError
+from trainarchive.finishing import FINISHED
 from trainarchive.run import Lane, LaneReport, RunKey, Source, is_safe_name
 from trainarchive.store.contract import Store
-from trainarchive.stream import State, Stream, StreamEntry
+from trainarchive.stream import LaneStatus, State, Stream, StreamEntry
 
 NO_REDIS = "there is no log Redis here: no worker is running"
 UNREACHABLE = "running jobs, or their newest bytes, may be missing"
@@ -21,6 +22,7 @@ class LiveLane(msgspec.Struct, frozen=True):
     """A lane as it was when looked at. ``state`` is None where Redis does not know it (any more, or not now).
 
     ``committed`` maps (source, generation) to the bytes that Redis has accepted so far.
+    ``given_up``: a manifest was written without its end, and nothing came since.
     """
 
     lane: Lane
@@ -28,6 +30,7 @@ class LiveLane(msgspec.Struct, frozen=True):
     report: LaneReport | None = None
     sources: dict[str, Source] = {}
     committed: dict[tuple[str, int], int] = {}
+    given_up: bool = False
 
     @property
     def drained(self) -> bool:
@@ -77,7 +80,7 @@ class Door:
             return LiveLane(lane, status.state)
         about = self._ask(lambda stream: stream.about(lane), None)
         report, sources = about or (None, {})
-        return LiveLane(lane, status.state, report, sources, status.committed)
+        return LiveLane(lane, status.state, report, sources, status.committed, _is_given_up(status))
 
     def snapshot(self, lane: Lane) -> list[StreamEntry]:
         """Return the frames that wait in the lane now."""
@@ -97,6 +100,12 @@ class Door:
             # What one node put into its own lane must not hide the others'.
             self._left_out.append(f"left out: {error}")
         return otherwise
+
+
+def _is_given_up(status: LaneStatus) -> bool:
+    state, _, when = status.control.get(FINISHED, "").partition(" ")
+    last = max(status.last_append, status.last_commit)
+    return state == status.state and nodes.moment(when, 0.0, float("inf")) >= last
 
 
 def segments_of(store: Store, lane: Lane) -> list[str]:

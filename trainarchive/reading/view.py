@@ -53,7 +53,8 @@ class RunView:
         """
         self.key = key
         self.manifest = manifest
-        self.running = any(lane.state is State.OPEN for lane in lanes) or (manifest is None and not damaged)
+        writing = any(lane.state is State.OPEN and not lane.given_up for lane in lanes)
+        self.running = writing or (manifest is None and not damaged)
         self._objects = objects
         self._door = door
         self._newest = manifest
