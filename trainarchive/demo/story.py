@@ -92,7 +92,7 @@ class Story:
             node.prolog(job)
         self._say(
             f"job {job.job_id}: prologs ran on n1 and n2; six ranks start: a file each, progress bars, "
-            "a torchrun directory, a shared file, files deleted after their last byte"
+            "a torchrun directory, one file for ranks 3 and 4 together, files deleted after their last byte"
         )
         shared = n2.scratch / "all-ranks.out"
         ranks = [
