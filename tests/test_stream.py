@@ -1,26 +1,22 @@
 """The door, against real servers of the oldest version that is served and a current one."""
 
-import os
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 import redis
+from tests_stream import DRAINED, LANE, REPORT, SOURCE, append, frames, seal
 
 from trainarchive.errors import DamagedError, TrainarchiveError
-from trainarchive.frame import MAX_OFFSET, Frame, Framer, gap_frame
-from trainarchive.run import Job, Kind, Lane, LaneReport, RunKey, Source
+from trainarchive.frame import MAX_OFFSET, Frame, gap_frame
+from trainarchive.run import Kind, Lane, RunKey, Source
 from trainarchive.stream import Answer, Append, LaneStatus, Outcome, State, Stream
 from trainarchive.stream.names import LaneKeys
 from trainarchive.stream.node import FRAMES_A_CALL
 
 pytestmark = pytest.mark.parametrize("redis_url", ["6.2", "7"], indirect=True)
 
-LANE = Lane(RunKey("hpc", 7, 1), "node-1.site", "sABC")
-REPORT = LaneReport(Job(uid=1000, user="ada"))
-DRAINED = LaneReport(Job(uid=1000, user="ada"), drained=True)
-SOURCE = Source("s1", "node-1.site", Kind.TASK, "/home/ada/out.log", rank=3)
 KEYS = LaneKeys.of(LANE)
 
 
@@ -29,31 +25,6 @@ def client(redis_url: str) -> Iterator[redis.Redis]:
     """Give bare access to the same Redis."""
     with redis.Redis.from_url(redis_url, protocol=2) as bare:
         yield bare
-
-
-def frames(start: int, *sizes: int) -> list[Frame]:
-    """Make frames of random bytes that follow each other from ``start``."""
-    framer, made = Framer(), []
-    for size in sizes:
-        made.append(framer.frame(start, os.urandom(size), 1_700_000_000_000_000_001, 5))
-        start += size
-    return made
-
-
-def append(stream: Stream, parts: list[Frame], floor: int = 0, *, lane: Lane = LANE, source: str = "s1") -> Answer:
-    """Send one source's frames."""
-    (answer,) = stream.append([Append(lane, source, 0, parts, floor)])
-    return answer
-
-
-def seal(stream: Stream, lane: Lane = LANE) -> int:
-    """Do what a worker does with all that waits; return the number of entries."""
-    count = 0
-    while (claim := stream.claim(lane, max_bytes=1 << 20, lease_s=60)) is not None:
-        entries = stream.take(claim)
-        assert stream.commit(claim, {(entry.source, entry.generation): entry.frame.end for entry in entries})
-        count += len(entries)
-    return count
 
 
 def test_frames_come_back_as_they_were_sent(stream: Stream) -> None:
